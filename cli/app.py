@@ -12,7 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 from cortexmlx import __version__
 from cortexmlx.cli.batch.command import batch
 from cortexmlx.cli.bench.command import bench
-from cortexmlx.cli.cache import cache
+from cortexmlx.cli.cache.carry import export, import_file
+from cortexmlx.cli.cache.command import cache
+from cortexmlx.cli.cache.why import why
 from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
 from cortexmlx.cli.chats.saved_chats import LAST
@@ -82,6 +84,15 @@ class Subcommand(TyperCommand):
         super().format_help(ctx, formatter)
 
 
+class CommandGroup(TyperGroup):
+    """A command that has subcommands of its own."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with the commands in it as they must be typed here."""
+        self.help = adapt_commands(self.help or "")
+        super().format_help(ctx, formatter)
+
+
 class OptionalValueCommand(Subcommand):
     """A subcommand with an option that may come without a value, which typer cannot express."""
 
@@ -106,8 +117,8 @@ class RootCommand(TyperGroup):
         return super().make_context(info_name if completes else program_name(), args, parent, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order in which they were added."""
-        return list(self.commands)
+        """Return the commands in their order. Typer puts those with subcommands first."""
+        return [name for name, _, _ in COMMANDS]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, then the global options in one paragraph."""
@@ -185,6 +196,20 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("doctor", doctor, "Check the installation."),
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
+SUBCOMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
+    ("cache", "why", why, "Ask a server why it computed prompts again."),
+    ("cache", "export", export, "Write a beginning of prompts to a file."),
+    ("cache", "import", import_file, "Put such a file into the folder."),
+)
+"""The subcommands of commands: of which command, name, function and summary."""
+
 for name, command, summary in COMMANDS:
+    if children := [each for each in SUBCOMMANDS if each[0] == name]:
+        group = typer.Typer(cls=CommandGroup, invoke_without_command=True, rich_markup_mode=None)
+        group.callback()(command)
+        for _, child_name, child, child_summary in children:
+            group.command(child_name, short_help=child_summary, cls=Subcommand)(child)
+        app.add_typer(group, name=name, short_help=summary)
+        continue
     kind = OptionalValueCommand if command in (chat, doctor) else Subcommand
     app.command(name, short_help=summary, cls=kind)(command)

@@ -123,18 +123,17 @@ def launch(
         return
     assert command is not None
     with ExitStack() as stack:
+        is_ours = server is None
+        log_path, config = state_folder() / "launch.log", replace(config, model=model_option or STARTER)
         if server is None:
-            log_path, config = state_folder() / "launch.log", replace(config, model=model_option or STARTER)
             if line := shortage_line(config):
                 console.print_note(line)
             server = stack.enter_context(start_server(config))
-            console.print_note(f"{to_single_line(server.model)} is served at {server.url}; its log: {log_path}")
-            agent_stderr = stack.enter_context(redirect_stderr(log_path))
-        else:
-            console.print_note(f"{to_single_line(server.model)} is served at {server.url} already")
-            agent_stderr = sys.stderr.fileno()
+        served = f"{to_single_line(server.model)} is served at {server.url}"
+        console.print_note(f"{served}; its log: {log_path}" if is_ours else f"{served} already")
         for remark in setup_remarks(agent, server):
-            os.write(agent_stderr, f"{remark}\n".encode())
+            console.print_note(remark)
+        agent_stderr = stack.enter_context(redirect_stderr(log_path)) if is_ours else sys.stderr.fileno()
         code = run_agent(command, make_setup(agent, server), arguments or [], agent_stderr)
     raise typer.Exit(code)
 

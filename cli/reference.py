@@ -13,7 +13,7 @@ from typing import Any, get_args
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from cortexmlx.cli.app import COMMANDS, EXAMPLES, global_options
+from cortexmlx.cli.app import COMMANDS, EXAMPLES, SUBCOMMANDS, global_options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED
 
@@ -55,6 +55,10 @@ def reference_page() -> str:
     shared = _shared_options()
     for name, command, _ in COMMANDS:
         parts += ["", f"## cortexmlx {name}", "", *_command_section(name, command, shared)]
+        for parent, child_name, child, _ in SUBCOMMANDS:
+            if parent == name:
+                title = f"{name} {child_name}"
+                parts += ["", f"### cortexmlx {title}", "", *_command_section(title, child, shared)]
     rows = [f"| {names} | {default or ''} | {meaning} |" for names, (default, meaning) in shared.items()]
     return (
         "\n".join([*parts, "", SHARED_HEAD, "", "| option | default | |", "|---|---|---|", *rows, "", EXIT_CODES])

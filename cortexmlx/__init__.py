@@ -12,6 +12,7 @@ from cortexmlx.stats import *  # noqa: F403  until a release says otherwise: new
 from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.tools import CallDelta, Tool, ToolCall
+from cortexmlx.types.cache_report import CacheReport, RecomputeReason
 from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.messages import ChatPrompt
@@ -41,6 +42,7 @@ __all__ = [
     "AsCompleted",
     "AsyncReply",
     "AsyncTokenStream",
+    "CacheReport",
     "CallDelta",
     "ChatPrompt",
     "Completion",
@@ -62,6 +64,7 @@ __all__ = [
     "Prompt",
     "PromptLogprobs",
     "Question",
+    "RecomputeReason",
     "Reply",
     "RequestHandle",
     "RequestState",

@@ -27,6 +27,7 @@ from cortexmlx.core.embedding import Embedder
 from cortexmlx.core.event_loop import make_async_open, run_on_thread, warn_if_blocking
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
+from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.core.streams import AsyncTokenStream, TokenStream, wait_for_completion
 from cortexmlx.core.submitter import RequestOptions, Submitter
 from cortexmlx.core.threads import require_mlx_threads
@@ -38,8 +39,9 @@ from cortexmlx.models.adapters.low_rank import AdapterInfo, read_low_rank_adapte
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, TokenizedText, choose_window_size, measure_perplexity
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.sessions.pin import Pin, pin_prompt, prefix_tokens
+from cortexmlx.sessions.pin import Pin, import_file, pin_prompt, prefix_tokens
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.types.cache_report import CacheReport
 from cortexmlx.types.embeddings import Embeddings, Reranking
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
@@ -84,7 +86,9 @@ class Engine(NotCopyable):
             self._worker.start()
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer, self._worker.core.model.images)
-            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
+            history = PromptHistory() if config.prefix_cache else None
+            is_hosted = config.hosts is not None
+            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, history, is_hosted)
             self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
             self._image_lock = threading.Lock()
             for name, path in (config.adapters or {}).items():
@@ -339,7 +343,7 @@ class Engine(NotCopyable):
         `max_adapter_rank` or `adapter_memory`. Raises ModelNotFound, ModelCorrupt, MemoryRefused, InvalidRequest or
         EngineClosed.
         """
-        name = _checked_adapter_name(name)
+        name = _checked_name("adapter", name)
         if not isinstance(path, (str, Path)):
             raise InvalidRequest(f"the adapter {name!r} is {path!r:.80}, but must be the path of a folder")
         self._worker.check_open()
@@ -352,20 +356,68 @@ class Engine(NotCopyable):
         """Unload the adapter of a name. Returns at once: requests that use it keep it, and its memory is freed when
         the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
         """
-        name = _checked_adapter_name(name)
+        name = _checked_name("adapter", name)
         self._worker.ask(lambda core: core.adapters.unload(name, core.scheduler.jobs))
 
-    def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
+    def pin(
+        self,
+        prefix: Prompt,
+        *,
+        name: str | None = None,
+        lifetime: float | None = None,
+        tools: Sequence[Any] = (),
+        client: str | None = None,
+        adapter: str | None = None,
+    ) -> Pin:
         """Compute a beginning of prompts (text, tokens, or messages that others follow), keep it cached, and return a
         Pin.
+
+        - `name`: another pin of this name is removed. With a `kv_store`, the folder keeps the name, too, for
+          `Pin.export` and `cortexmlx cache export`; then the weights are hashed first.
+        - `tools`: those of the prompts, if `prefix` has messages.
+        - `lifetime`: seconds from now after which it is unpinned. None: never.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,
         InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
-        tokens, params = prefix_tokens(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        submission = self._submitter.prepare(self, tokens, params, client=client, adapter=adapter)
-        return pin_prompt(self._worker, submission)
+        name = None if name is None else _checked_name("pin", name)
+        check_timeout(lifetime, "lifetime")
+        tokens = prefix_tokens(self._tokenizer, prefix, SamplingParams(tools=tuple(tools)))
+        submission = self._submitter.prepare(self, tokens, SamplingParams(max_tokens=1), client=client, adapter=adapter)
+        return pin_prompt(self._worker, submission, name, lifetime)
+
+    def import_pin(
+        self, path: str | Path, *, name: str | None = None, lifetime: float | None = None, client: str | None = None
+    ) -> Pin:
+        """Write what `Pin.export` has put into a file into the `kv_store`, for prompts of `client`, and pin it, under
+        its name or `name`. The keys and values are read, not computed. Only import files of people whom you trust: a
+        forged one makes wrong answers.
+
+        Raises PrefixRefused, in words, for a damaged file, or one of another model, adapter, precision or version;
+        OSError, and what `pin` raises.
+        """
+        client = arguments.checked_client(client)
+        self._worker.check_open()
+        self._worker.check_not_own_thread()
+        prefix, adapter = import_file(self._worker, Path(path), name, client)
+        prompt = [*prefix.tokens, prefix.tokens[-1]]  # one is computed in any case
+        return self.pin(prompt, name=prefix.name, lifetime=lifetime, client=client, adapter=adapter)
+
+    def cache_reports(self, client: str | None = None) -> list[CacheReport]:
+        """Return how much of each of a client's last 20 prompts was found in the cache, and why the rest was computed
+        again, the newest first. Those of other clients tell nothing of this client's prompts.
+        """
+        history = self._submitter.history
+        return [] if history is None else history.reports(client)
+
+    def share_history(self, history: PromptHistory | Engine) -> None:
+        """Compare prompts with those in `history` from now on, that of another engine or of a server: so a report can
+        say that another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """
+        shared = history._submitter.history if isinstance(history, Engine) else history
+        if self._submitter.history is not None and shared is not None:
+            self._submitter.history = shared
 
     # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
 
@@ -559,10 +611,10 @@ class Engine(NotCopyable):
         return f"<{type(self).__name__}{model_name}{'' if model_name and not self._worker.closed else ', closed'}>"
 
 
-def _checked_adapter_name(name: str) -> str:
-    """Return an adapter's name as a plain `str`. Raises InvalidRequest if an adapter cannot have this name."""
+def _checked_name(kind: str, name: str) -> str:
+    """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it can have no such name."""
     if not is_adapter_name(name):
         raise InvalidRequest(
-            f"an adapter's name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"
+            f"an {kind}'s name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"
         )
     return str.__str__(name)  # as in requests: a subclass, such as an Enum, could say, compare or hash another one

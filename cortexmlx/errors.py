@@ -32,6 +32,7 @@ __all__ = [
     "NoTokenToChoose",
     "OutOfMemory",
     "PinRefused",
+    "PrefixRefused",
     "PromptTooLong",
     "RequestTimeout",
     "StructuredOutputError",
@@ -61,6 +62,12 @@ class OutOfMemory(CortexError):
 
 class PinRefused(KVCacheFull):
     """Pins would exceed their share of the KV memory: unpin something, or raise the KV memory."""
+
+
+class PrefixRefused(CortexError):
+    """A stored prefix cannot be exported or imported: its pieces are not on disk, or a file is damaged or of another
+    model.
+    """
 
 
 class KVBlockError(CortexError, ValueError):

@@ -420,6 +420,8 @@ class EngineStats:
     """Bytes of the draft model's arena now."""
     hosts: tuple[HostStats, ...] = ()
     """The workers, with `hosts`."""
+    recomputed_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens that were computed again although the client's earlier prompts had them, by `RecomputeReason`."""
     host_losses: int = 0
     """How often a worker was lost, and all were started anew."""
 

@@ -99,6 +99,7 @@ class Suite(str, Enum):
 
     basic = "basic"
     serving = "serving"
+    images = "images"
 
 
 class BenchSection(Enum):
@@ -106,6 +107,7 @@ class BenchSection(Enum):
 
     ROWS = "basic"
     RATIOS = "basic or serving"
+    IMAGES = "images"
     SPECULATION = "speculate"
 
 
@@ -127,6 +129,10 @@ def choose_section(suite: Suite, against: bool, speculate: bool = False) -> Benc
             conflicting_option = "--against" if against else f"--suite {suite.value}"
             raise typer.BadParameter(f"is measured alone: leave {conflicting_option} out", param_hint="--speculate")
         return BenchSection.SPECULATION
+    if suite is Suite.images:
+        if against:
+            raise typer.BadParameter("--suite images has no peer to run: leave it out", param_hint="--against")
+        return BenchSection.IMAGES
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
     return BenchSection.RATIOS if against else BenchSection.ROWS
@@ -210,7 +216,8 @@ def bench(
 
     With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
     --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
-    nothing is cached. Suites: basic (tokens per second), serving (what a paged engine is for, beside mlx-lm).
+    nothing is cached. Suites: basic (tokens per second), serving (what a paged engine is for, beside mlx-lm), images
+    (of a model that sees).
     """
     section, given_names = choose_section(suite, against is not None, speculate), options.given_parameters(ctx)
     check_options(given_names, section, suite, against is not None)
@@ -228,6 +235,7 @@ def bench(
     from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.replay import report as replay
     from cortexmlx.bench.suites.against import ComparisonSizes
+    from cortexmlx.bench.suites.images import measure_images
     from cortexmlx.bench.suites.rows import make_tests
 
     with _bench_model(model, model_option) as (path, notes), progress_display() as on_run:
@@ -244,6 +252,8 @@ def bench(
                 report = session.measure_rows(plan, tests, sizes)
             elif section is BenchSection.RATIOS:
                 report = session.compare_with_mlx_lm(plan, suite.value, case or (), shape, sizes[0])
+            elif section is BenchSection.IMAGES:
+                report = measure_images(plan, sizes[0])
             else:
                 report = replay.measure_speculation(plan, batches, sizes[0])
         except KeyboardInterrupt:

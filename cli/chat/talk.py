@@ -30,8 +30,10 @@ from cortexmlx.cli.chat.tools.calls import TAKEN_BACK, ToolCallDisplay
 from cortexmlx.cli.figures import statistics_line
 from cortexmlx.cli.limits import cut_reason, incomplete_form_note, room_advice
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
 from cortexmlx.sessions.tool_rounds import ToolRounds
+from cortexmlx.types.cache_report import RecomputeReason
 from cortexmlx.types.request import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -161,7 +163,9 @@ class ChatLoop:
         return completion
 
     def _statistics_line(self, completion: Completion, end_reason: str) -> str:
-        """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
+        """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and one about what
+        was known and had to be computed again.
+        """
         line = statistics_line(completion, end_reason)
         if self._session.figures is FigureDisplay.VERBOSE:
             times = completion.timings
@@ -169,6 +173,9 @@ class ChatLoop:
                 f"\nwaited {times.queued:.2f} s · prefill {times.prefill_tokens_per_second:.0f} tok/s · "
                 f"{times.total:.2f} s in all · finish_reason {completion.finish_reason.value}"
             )
+        report = completion.cache_report
+        if report is not None and report.reason not in (None, RecomputeReason.THOUGHTS):
+            line += f"\n{to_single_line(str(report))}"
         return line
 
     def _respond(self, line: str) -> Question | QuestionDraft | None:

@@ -21,11 +21,9 @@ from cortexmlx.types.request import AdapterKey, QueuedRequest
 
 
 class _AdapterJob(Protocol):
-    """What the registry needs of a job."""
+    """What the registry needs of a job: the number of its adapter."""
 
-    @property
-    def adapter(self) -> int:
-        """The number of its adapter."""
+    adapter: int
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,8 @@ class AdapterRegistry:
     may read `infos`.
     """
 
-    def __init__(
-        self, limits: AdapterLimits, tables: Callable[[], AdapterTables], waiting: Iterable[_AdapterJob] = ()
-    ) -> None:
-        """`waiting`: what uses adapters and is no job yet."""
+    def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterTables]) -> None:
         self.limits = limits
-        self._waiting = waiting
         self.infos: Mapping[str, AdapterInfo] = MappingProxyType({})
         """The adapters that can be asked for, by name. It is replaced as a whole."""
         self._make_tables = tables
@@ -139,7 +133,7 @@ class AdapterRegistry:
         unnamed_keys = self._unnamed_keys
         if not (unnamed_keys or self._pending_removals) or self._tables is None:
             return
-        used_numbers = {job.adapter for job in (*jobs, *self._waiting)} if unnamed_keys else set()
+        used_numbers = {job.adapter for job in jobs} if unnamed_keys else set()
         for key in unnamed_keys:
             if key.number not in used_numbers:
                 self._pending_removals.append(self._contents.pop(key.digest).number)
@@ -167,8 +161,7 @@ class AdapterRegistry:
 
     def _is_freed_on_replace(self, name: str, jobs: Iterable[_AdapterJob]) -> bool:
         """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
-        used = {job.adapter for job in (*jobs, *self._waiting)}
-        return self._is_only_name(name) and self._keys[name].number not in used
+        return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
     def _check_room(
         self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[_AdapterJob]

@@ -22,6 +22,7 @@ from cortexmlx.errors import (
 )
 from cortexmlx.scheduling.job import Job
 from cortexmlx.structured.matcher import Matcher, is_form_error
+from cortexmlx.types.cache_report import CacheReport
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, FinishReason, QueuedRequest, RequestState, Timings, TokenEvent, Usage
@@ -147,6 +148,8 @@ class OpenAnswer:
         self._dropped_count = self._drafted_count = self._accepted_count = 0
         self._reading_from: int | None = None
         self._last_progress_time = -math.inf
+        self.cache_report: CacheReport | None = None
+        """What of the prompt was found and why the rest was not, once its first answer has ended."""
         self._text = text
         self._logprobs: list[TokenLogprob] = []
         answers.open.append(self)
@@ -234,6 +237,12 @@ class OpenAnswer:
         params, calls = self.request.params, self._text.calls
         if calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
+        trace, job = self.of_request.handle.trace, self.job
+        if trace is not None and self.index == 0 and self.start_time is not None and not job.dropped_tokens:
+            is_computed = self.first_token_time is not None and not params.only_scores
+            self.cache_report = trace.finish(
+                job.cached, job.loaded, job.cached_chain, job.output if is_computed else None
+            )
         completion = Completion(
             text=self._text.text,
             token_ids=() if params.only_scores else tuple(self.job.output),
@@ -257,6 +266,7 @@ class OpenAnswer:
             notes=self._completion_notes(),
             tool_calls=calls,
             stop_string=self._text.stop_string,
+            cache_report=self.cache_report,
         )
         self.of_request.complete_answer(self, rest, completion)
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
@@ -51,20 +51,6 @@ _BLOCKS_AT_ONCE = 256
 """How many blocks compaction copies at a time. It bounds its memory."""
 
 
-class _UnseenRequest(NamedTuple):
-    """A request with images that the model has not seen yet, and what it is queued with."""
-
-    request: QueuedRequest
-    handle: RequestHandle
-    stops: StopConditions
-    grammar: Grammar | None
-
-    @property
-    def adapter(self) -> int:
-        """The number of its adapter, as `Job` has it."""
-        return 0 if self.request.adapter_key is None else self.request.adapter_key.number
-
-
 class EngineCore:
     """Runs a model's steps on the engine's thread: the scheduler plans, the runner computes, requests get results."""
 
@@ -81,15 +67,13 @@ class EngineCore:
         self._wake = wake
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
-        self._unseen: deque[_UnseenRequest] = deque()
-        """Requests with images that the model has not seen yet. They are in no queue."""
         self._at_work, self._step_seconds = False, 0.0
         self._last_collect_time: float | None = None
         try:
             self.model = model = open_model(config, wake, has_waiters)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables, self._unseen)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables)
             self.draft = None if model.draft is None else self._make_draft_model(model.draft)
             self._make_empty_state(model.blocks)
             self.pins = PinnedPrefixes(self.cache)
@@ -108,6 +92,8 @@ class EngineCore:
         """Make an empty cache of at most `blocks` blocks per group, a scheduler without requests, and new counters."""
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
+        if self.model.sight is not None:
+            self.scheduler.await_images(self.model.sight.want)
         self.measurements = Measurements()
         self.speculation = make_speculation(
             self.config, self.scheduler, self.draft, self.model.make_head_drafter(self.scheduler)
@@ -129,7 +115,7 @@ class EngineCore:
         """Plan and start the next step, then collect the results of the one before it."""
         try:
             with self.measurements.busy_timer:
-                if self._unseen:
+                if self.looks_at_images:
                     self._see()
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
@@ -148,8 +134,13 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until the next call, or until a request times out."""
-        waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight and not self._unseen)
-        return waits and self.requests.seconds_to_deadline != 0
+        waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight)
+        return waits and not self.looks_at_images and self.requests.seconds_to_deadline != 0
+
+    @property
+    def looks_at_images(self) -> bool:
+        """Whether requests wait for features of images."""
+        return self.model.sight is not None and self.model.sight.looked_at is not None
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -160,6 +151,7 @@ class EngineCore:
         self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
     ) -> None:
         """Queue a request, whose answers end at `stops` and follow `grammar`. If it can never run, it fails at once."""
+        self.pins.remove_expired()
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
@@ -167,52 +159,39 @@ class EngineCore:
         except CortexError as error:
             handle.fail(error)
             return
-        sight = self.model.sight
-        if request.images is not None and sight is not None:
-            sight.want(request.images.images)
-            if sight.awaits(request.images.images):
-                self._unseen.append(_UnseenRequest(request, handle, stops, grammar))
-                return
         self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
-        """Look a little longer at the images that requests wait for, and queue the requests whose images are seen, or
-        which are late.
-        """
-        sight, now = self.model.sight, time.perf_counter()
-        assert sight is not None
-        image, failed = sight.looked_at, None
+        """Look a little longer at the images that requests wait for. Those fail whose image cannot be looked at."""
+        sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
+        assert sight is not None and sight.looked_at is not None
+        if not waiting:  # they have ended
+            sight.forget()
+            return
+        image = sight.looked_at
         try:
-            sight.advance()
+            sight.advance(None if self.config.token_target is None else self.config.token_target / 2)
         except Exception as error:  # MLX raises anything without memory
             log.warning("an image could not be looked at: %s", error)
             failed = OutOfMemory(f"an image could not be looked at: {error}")
-        for _ in range(len(self._unseen)):
-            unseen = self._unseen.popleft()
-            request = unseen.request
-            assert request.images is not None
-            images = request.images.images
-            is_late = request.timeout is not None and now >= request.submit_time + request.timeout
-            if failed is not None and image in images:
-                unseen.handle.fail(failed)
-                self.adapters.free_unused(self.scheduler.jobs)
-            elif is_late or not sight.awaits(images):
-                self.requests.add(*unseen)
-            else:
-                self._unseen.append(unseen)
+            for job in waiting:
+                answer, images = self.requests.answers.get(job.id), job.request.images
+                if answer is not None and images is not None and images.shows(image):
+                    self.requests.fail(answer.of_request, failed)
+        if sight.looked_at is not image:
+            self.scheduler.note_seen(image)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
-        for unseen in [each for each in self._unseen if each.handle.id == request]:
-            self._unseen.remove(unseen)
-            self.requests.add(*unseen)
         self.requests.cancel(request)
 
-    def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
+    def pin(
+        self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
+    ) -> tuple[int, int]:
         """Pin a text requests begin with (`PinnedPrefixes.add`). Raises InvalidRequest if the model cannot keep it."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
-        return self.pins.add(tokens, self.adapters.cache_salt(adapter, client))
+        return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
 
     def fail_all(self, error: CortexError) -> None:
         """Fail every request, and drop everything in flight and the arena, which may be half changed."""
@@ -224,16 +203,10 @@ class EngineCore:
         self.cache.states.take_ops()
         self._release_arena()
         self.requests.fail_all(error)
-        self._fail_unseen(error)
-        if self.speculation is not None:
-            self.speculation.forget()
-
-    def _fail_unseen(self, error: CortexError) -> None:
-        """Fail the requests whose images are not seen yet."""
-        while self._unseen:
-            self._unseen.popleft().handle.fail(error)
         if self.model.sight is not None:
             self.model.sight.forget()
+        if self.speculation is not None:
+            self.speculation.forget()
 
     def reset(self) -> None:
         """Drop all requests, the arena and its owners, and set all counters to zero. An exception may have landed
@@ -243,7 +216,6 @@ class EngineCore:
         """
         self._in_flight.clear()
         self.requests.forget()
-        self._unseen.clear()
         if self.model.sight is not None:
             self.model.sight.forget()
         self.model.restart_workers()
@@ -506,6 +478,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the engine's statistics."""
+        self.pins.remove_expired()
         return engine_stats(self)
 
 
@@ -611,6 +584,7 @@ def engine_stats(core: EngineCore) -> EngineStats:
         choices=core.model.choices,
         hosts=core.model.hosts,
         host_losses=core.recovery.losses,
+        recomputed_tokens=dict(measurements.recomputed_tokens),
         draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 

@@ -36,11 +36,11 @@ class Deadlines:
                 yield request
 
 
-def check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None, name: str = "timeout") -> None:
     """Raise InvalidRequest unless `timeout` is a number of seconds that a request can have, or None."""
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 < timeout <= _MAX_SECONDS):
-        raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
+        raise InvalidRequest(f"{name} is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
 
 
 def timeout_error(request: QueuedRequest, state: RequestState, generated_count: int) -> RequestTimeout:

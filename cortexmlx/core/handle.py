@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from cortexmlx.core.prompt_history import PromptTrace
+
 log = logging.getLogger("cortexmlx")
 
 _TELLINGS = 3
@@ -60,6 +62,8 @@ class RequestHandle(NotCopyable):
         """What of its prompt's states was asked for, if it has no answer: at its end."""
         self.progress: Progress | None = None
         """How far its prompt was when its newest piece began, from the first on; `cached` tokens of it were found."""
+        self.trace: PromptTrace | None = None
+        """What was known of its prompt; None: nothing is explained."""
         self._cancel = cancel
         self._may_wait = may_wait
         self._cancelling = False

@@ -345,6 +345,7 @@ class InProcessModel:
             setup.identity,
             lambda: setup.progress,
             lambda load, found: wake(lambda core: core.scheduler.accept_load(load, found)),
+            setup,
         )
 
     def make_cache(self, blocks: GroupCounts, from_scratch: bool = False) -> KVCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -91,6 +91,8 @@ class Measurements:
 
     def __init__(self) -> None:
         self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
+        self.recomputed_tokens: Counter[str] = Counter()
+        """Prompt tokens that were computed again though they were known, by reason."""
         self.drafted_tokens = self.accepted_tokens = self.verified_rows = 0
         self.busy_timer, self.plan_timer, self.mask_timer, self.commit_timer = (Stopwatch() for _ in range(4))
         self.queue_time, self.first_token, self.inter_token = LatencyMeter(), LatencyMeter(), LatencyMeter()

@@ -279,6 +279,8 @@ class OpenRequests:
         """Complete an answer whose job has ended, and its request with the last answer."""
         self._forget(answer)
         answer.finish(reason)
+        if (report := answer.cache_report) is not None and report.reason is not None:
+            self._measurements.recomputed_tokens[report.reason.value] += report.recomputed_tokens
         if not answer.of_request.open:
             del self.by_id[answer.of_request.handle.id]
             self._measurements.requests_finished += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -54,6 +54,17 @@ class ChatTokenizer(Protocol):
         """Render messages with the chat template."""
 
 
+@dataclass(frozen=True)
+class PromptSource:
+    """What the tokens of a chat were made of: messages, the text that they became, and how it was rendered."""
+
+    messages: Sequence[Message]
+    text: str
+    variables: TemplateVars
+    render: Callable[[Sequence[Message]], str | list[int]]
+    """Renders other messages alike."""
+
+
 class ChatTokens(list[int]):
     """The token ids of rendered messages, with thought marks and allowed calls. The lengths: see QueuedRequest."""
 
@@ -65,12 +76,14 @@ class ChatTokens(list[int]):
         *,
         tail_length: int = 0,
         anchor_length: int = 0,
+        source: PromptSource | None = None,
     ) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
         self.calls = calls
         self.tail_length = tail_length
         self.anchor_length = anchor_length
+        self.source = source
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -164,20 +177,26 @@ def _tokenize_messages(
     is_message_list = isinstance(messages, Sequence) and len(messages) > 0
     if not is_message_list or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
-    rendered_prompt = render(tokenizer, messages, variables, calls)
+
+    def render_alike(others: Sequence[Message]) -> str | list[int]:
+        return render(tokenizer, others, variables, calls)
+
+    rendered_prompt, source = render_alike(messages), None
     if not isinstance(rendered_prompt, str):
         ids = rendered_prompt
     elif memory is None:
         ids = _encode(tokenizer, rendered_prompt, False, check_length)
     else:
         _reject_overlong(tokenizer, rendered_prompt, check_length)
-        ids = memory.tokens(tokenizer, rendered_prompt, lambda said: render(tokenizer, said, variables, calls))
+        ids = memory.tokens(tokenizer, rendered_prompt, render_alike)
     thoughts = thoughts_of_answer(tokenizer, rendered_prompt, calls)
     tail_length, anchor_length = (
         count_tail_tokens(tokenizer, rendered_prompt, ids, thoughts),
         0 if memory is None else memory.anchor(thoughts),
     )
-    return ChatTokens(ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length)
+    if isinstance(rendered_prompt, str):
+        source = PromptSource(messages, rendered_prompt, variables, render_alike)
+    return ChatTokens(ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length, source=source)
 
 
 def thoughts_of_answer(
@@ -279,3 +298,15 @@ def _reject_overlong(tokenizer: SharedTokenizer, text: str, check_length: Callab
     """Have `check_length` refuse a long text by a lower bound of its tokens, before time is spent to tokenize it."""
     if check_length is not None and len(text) >= _LONG:
         check_length(tokenizer.token_lower_bound.compute(text))
+
+
+def common_length(first: str, second: str) -> int:
+    """Return how many characters two texts begin with in common, found by comparing halves."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -16,6 +16,7 @@ from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.core.event_loop import read_with_timeout, run_on_thread
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick_to_tokenize, tokenize
+from cortexmlx.core.prompt_history import ModelVersion, PromptHistory
 from cortexmlx.core.streams import Listener
 from cortexmlx.core.text import StopConditions, ThinkingLimit
 from cortexmlx.core.worker import Submission, Worker
@@ -42,8 +43,18 @@ class RequestOptions(TypedDict, total=False):
 class Submitter:
     """Turns users' calls into requests and queues them. Slow work runs on the caller's thread, not the engine's."""
 
-    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, is_hosted: bool = False) -> None:
-        """`is_hosted`: the model is on hosts, where no function of the caller can run."""
+    def __init__(
+        self,
+        worker: Worker,
+        tokenizer: SharedTokenizer,
+        vocab_size: int,
+        history: PromptHistory | None,
+        is_hosted: bool = False,
+    ) -> None:
+        """`history`: compares prompts with earlier ones; None: nothing is cached. `is_hosted`: the model is on hosts,
+        where no function of the caller can run.
+        """
+        self.history = history
         self._worker = worker
         self._is_hosted = is_hosted
         self._tokenizer = tokenizer
@@ -136,7 +147,15 @@ class Submitter:
             params.max_thinking_tokens, request.thoughts, self._tokenizer.encode, self._vocab_size
         )
         stops = stops if limit is None else replace(stops, thinking=limit)
-        return Submission(request, stops, listener, owner=owner, grammar=grammar)
+        trace = None
+        if self.history is not None:
+            core = self._worker.core
+            digest = "" if adapter is None or adapter not in (infos := core.adapters.infos) else infos[adapter].digest
+            name = core.info.name.rstrip("/").rpartition("/")[2]  # of a folder not where it is
+            version = ModelVersion(core.info.identity, name, digest)
+            source = tokens.source if isinstance(tokens, ChatTokens) else None
+            trace = self.history.trace(request, source, self._tokenizer, version)
+        return Submission(request, stops, listener, owner=owner, grammar=grammar, trace=trace)
 
     def make_preparer(
         self,

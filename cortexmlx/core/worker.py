@@ -26,6 +26,7 @@ from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent
 if TYPE_CHECKING:
     from cortexmlx.core.config import EngineConfig
     from cortexmlx.core.core import EngineCore
+    from cortexmlx.core.prompt_history import PromptTrace
     from cortexmlx.structured.matcher import Grammar
 
 log = logging.getLogger("cortexmlx")
@@ -52,7 +53,8 @@ _AHEAD = 64
 @dataclass(frozen=True)
 class Submission:
     """A request that is ready to be queued, and has no handle yet. Its answers end at `stops` and follow `grammar`.
-    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended.
+    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace`: what is known of
+    its prompt; None: nothing is explained.
     """
 
     request: QueuedRequest
@@ -60,6 +62,7 @@ class Submission:
     listener: Callable[[TokenEvent], None] | None = None
     owner: object = None
     grammar: Grammar | None = None
+    trace: PromptTrace | None = None
 
 
 class Worker:
@@ -128,6 +131,7 @@ class Worker:
                 handle = RequestHandle(
                     number, self.cancel, submission.listener, submission.owner, self.check_not_own_thread
                 )
+                handle.trace = submission.trace
                 self._handles[number] = handle
                 handles.append(handle)
                 queued_requests.append((submission, handle))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from cortexmlx.disk.folder import printable_path
 from cortexmlx.disk.segments import Record
 from cortexmlx.disk.store import KVStore, ReadRequest
+from cortexmlx.disk.stored_prefix import StoredPrefix
 from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier, PieceContent
+from cortexmlx.errors import PrefixRefused
 from cortexmlx.execution.boundary import Refusal, Shapes
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, PrefixEntry
 from cortexmlx.stats import StoreState, StoreStats
 
 if TYPE_CHECKING:
+    from cortexmlx.disk.setup import StoreSetup
     from cortexmlx.execution.runner import ModelRunner
 
 log = logging.getLogger("cortexmlx")
@@ -57,8 +60,15 @@ class StoreConnector:
     """
 
     def __init__(
-        self, store: KVStore, identity: bytes | None, hashed_fraction: Callable[[], float], on_load_read: OnLoadRead
+        self,
+        store: KVStore,
+        identity: bytes | None,
+        hashed_fraction: Callable[[], float],
+        on_load_read: OnLoadRead,
+        setup: StoreSetup | None = None,
     ) -> None:
+        """`setup` knows the model's fingerprint, once there is an identity."""
+        self._setup = setup
         self._store = store
         self._identity = identity
         self._hashed_fraction = hashed_fraction
@@ -189,6 +199,49 @@ class StoreConnector:
                     tier.mark_stored(entry, group)
             self._store.writer.enqueue(records)
         return None
+
+    # -- named prefixes -----------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> KVStore:
+        """The store. Any thread may use what it writes with, and its segments."""
+        return self._store
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether cached entries still wait to be copied."""
+        return self._tier is not None and len(self._tier) > 0
+
+    def describe_prefix(self, name: str, tokens: Sequence[int], client: str | None, adapter: str) -> StoredPrefix:
+        """Return what the whole blocks of `tokens` are called in the folder, and what they depend on. `adapter` is the
+        hash of its content. Raises PrefixRefused if nothing is stored.
+        """
+        setup, tier = self._setup, self._tier
+        if setup is None or tier is None or not setup.fingerprint:
+            raise PrefixRefused(f"nothing is stored in {self._store.path}: the log says why")
+        blocks = len(tokens) // tier.block_size
+        return StoredPrefix(
+            name=name,
+            model=setup.model,
+            fingerprint=setup.fingerprint,
+            parts=setup.parts,
+            block_size=tier.block_size,
+            tokens=tuple(tokens[: blocks * tier.block_size]),
+            first_blocks=tuple(tier.first_visible_block(group, blocks) for group in range(len(tier.groups))),
+            states=tier.states,
+            adapter=adapter,
+            client=client,
+        )
+
+    def store_again(self, keys: Sequence[Key], missing: Collection[Key]) -> None:
+        """Queue entries whose pieces are `missing` on disk, though they were written once: the store was full."""
+        tier = self._tier
+        for key in keys if tier is not None else ():
+            entry = self._cache.prefix.get(key)
+            if entry is not None and tier is not None:
+                lost_groups = {group for group in tier.all_groups if tier.piece_key(key, group) in missing}
+                entry.on_disk -= lost_groups
+                tier.on_cached(entry)
 
     # -- up -----------------------------------------------------------------------------------------------------------
 

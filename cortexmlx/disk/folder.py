@@ -22,7 +22,7 @@ _OTHERS = 0o077
 """Bits of a file's mode that let other users read, write or execute it."""
 
 _STORE_FILE = re.compile(
-    r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)"
+    r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript|prefix)"
     r"|\.[0-9a-f]{16}\.unfinished"
 )
 TRANSCRIPT = re.compile(r"[0-9a-f]{32}\.transcript")

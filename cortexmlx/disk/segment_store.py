@@ -19,8 +19,7 @@ from cortexmlx.disk.segments import (
     ForeignSegment,
     Record,
     RecordLocation,
-    compute_proof,
-    decode_record,
+    check_record,
     printable_name,
     read_header,
     remove_unfinished,
@@ -207,9 +206,7 @@ class SegmentStore:
                 if os.fstat(file.fileno()).st_size < location.offset + location.size:
                     raise ValueError("a segment is cut short")
                 data = os.pread(file.fileno(), location.size, location.offset)
-            if compute_proof(self.secret, location.key, location.layout, (data,)) != location.proof:
-                raise ValueError("a segment is not what was written")
-            record = decode_record(location.key, location.layout, data)
+            record = check_record(self.secret, location, data)
         except FileNotFoundError:  # another process needed the space
             self._remove_segments([location.segment])
             self._remove_record(location.key)

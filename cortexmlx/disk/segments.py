@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -51,6 +51,24 @@ def write_segment(
 
     The file appears complete or not at all. `model` is for people. Raises OSError.
     """
+    stem = secrets.token_hex(16)
+    temporary_path, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
+    with _create_locked(temporary_path) as file:
+        try:
+            size, locations = write_records(file, name, secret, model, records)
+            file.flush()
+            os.rename(temporary_path, folder / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary_path.unlink()
+            raise
+    return name, size, locations
+
+
+def write_records(
+    file: BinaryIO, name: str, secret: bytes, model: str, records: Sequence[Record]
+) -> tuple[int, list[RecordLocation]]:
+    """Write the segment `name` of some records to an open file. Return its bytes, and where each record is."""
     stored_records = [
         (record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored_arrays(),)
     ]
@@ -58,26 +76,15 @@ def write_segment(
     header, end = _encode_header(
         model, [(key, layout, p) for (key, _, layout), p in zip(stored_records, proofs, strict=True)]
     )
-    stem = secrets.token_hex(16)
-    temporary_path, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
-    with _create_locked(temporary_path) as file:
-        try:
-            file.write(header)
-            for _, arrays, _ in stored_records:
-                for array in arrays:
-                    file.write(array.data)
-            file.flush()
-            os.rename(temporary_path, folder / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary_path.unlink()
-            raise
+    file.write(header)
     locations, offset = [], len(header)
     for (key, arrays, layout), digest in zip(stored_records, proofs, strict=True):
+        for array in arrays:
+            file.write(array.data)
         size = sum(array.nbytes for array in arrays)
         locations.append(RecordLocation(key, name, offset, size, layout, digest))
         offset += size
-    return name, len(header) + end, locations
+    return len(header) + end, locations
 
 
 def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
@@ -86,13 +93,17 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
     Raises OSError, ForeignSegment for another format, or ValueError if the file is no complete segment.
     """
     with open_regular_file(folder / name) as file:
-        total = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= total - 8:
-            raise ValueError(f"{name} has no header")
-        if length > _MAX_HEADER:
-            raise ForeignSegment(f"the header of {name} has {length} bytes")
-        data = file.read(length)
+        return parse_header(file, name, os.fstat(file.fileno()).st_size)
+
+
+def parse_header(file: BinaryIO, name: str, total: int) -> tuple[str, list[RecordLocation]]:
+    """As `read_header`, of an open segment of `total` bytes."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= total - 8:
+        raise ValueError(f"{name} has no header")
+    if length > _MAX_HEADER:
+        raise ForeignSegment(f"the header of {name} has {length} bytes")
+    data = file.read(length)
     try:
         header = json.loads(data)
         about = header.pop("__metadata__", {})
@@ -243,6 +254,13 @@ def compute_proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]
     for part in data:
         digest.update(part)
     return digest.digest()[:16]
+
+
+def check_record(secret: bytes, location: RecordLocation, data: bytes) -> Record:
+    """Return a record from its bytes. Raises ValueError unless they are what was written."""
+    if compute_proof(secret, location.key, location.layout, (data,)) != location.proof:
+        raise ValueError("a segment is not what was written")
+    return decode_record(location.key, location.layout, data)
 
 
 def decode_record(key: bytes, layout: Layout, data: bytes) -> Record:

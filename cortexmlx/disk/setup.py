@@ -20,9 +20,11 @@ from cortexmlx.disk.folder import SECRET, absolute_path
 from cortexmlx.disk.hashes import HashCache
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.store import KVStore, open_segment_store, start_store
+from cortexmlx.disk.tier import model_identity
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_arrays, hash_model_arrays
+from cortexmlx.types.arrays import dtype_name
 
 
 class StoreSetup:
@@ -35,6 +37,12 @@ class StoreSetup:
         self.weights = WeightsHash(self._hash_cache)
         self.identity: bytes | None = None
         """Names everything that keys and values depend on, except the tokens. No other folder has the same."""
+        self.fingerprint = ""
+        """The same for the same model in every folder; empty until the weights are hashed."""
+        self.parts: dict[str, str] = {}
+        """What the fingerprint is made of, to say in what two differ."""
+        self.model = ""
+        """The model's name, for people."""
         self._path = absolute_path(path)
         self._limit = limit
         self._description = ""
@@ -66,7 +74,15 @@ class StoreSetup:
         if isinstance(self._segments, str):
             self.cancel()
             return self._segments
+        self.model = loaded.name
         self._description = describe_model(loaded, tuple(groups), *identity_parts)
+        self.parts = {
+            "keys and values": "; ".join(_describe_precision(group, loaded.dtype) for group in groups),
+            "block size and attention": ", ".join(map(str, identity_parts)),
+            "device": str(mx.default_device()),
+            "versions": _versions(),
+            "model": hashlib.sha256(json.dumps(loaded.config, sort_keys=True, default=str).encode()).hexdigest(),
+        }
         if self.weights.ready:
             self.identity = self._make_identity(self.weights.value() or hash_model_arrays(loaded.model))
         store = start_store(self._segments, loaded.name, on_room)
@@ -105,8 +121,9 @@ class StoreSetup:
     def _make_identity(self, weights: str) -> bytes:
         """Return the identity of the model with this hash of its weights, keyed with the folder's secret."""
         assert isinstance(self._segments, SegmentStore)
-        name = fingerprint(self._description, weights).encode()
-        return hashlib.blake2b(name, key=self._segments.secret, digest_size=32).digest()
+        self.fingerprint = fingerprint(self._description, weights)
+        self.parts["weights"] = weights
+        return model_identity(self.fingerprint, self._segments.secret)
 
     def cancel(self) -> None:
         """Stop hashing, and release the model. Safe to call again."""
@@ -136,9 +153,7 @@ def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
       which rounds in its own way;
     - `identity_parts`.
     """
-    digest = hashlib.sha256()
-    for package in ("cortexmlx", "mlx", "mlx-lm"):
-        digest.update(f"{package} {version(package)}\n".encode())
+    digest = hashlib.sha256(_versions().encode())
     config_json = json.dumps(loaded.config, sort_keys=True, default=str)
     digest.update(f"{mx.default_device()}\n{loaded.dtype}\n{config_json}\n{identity_parts!r}\n".encode())
     parameters: list[tuple[str, mx.array]] = sorted(tree_flatten(loaded.model.parameters()), key=lambda each: each[0])
@@ -150,6 +165,16 @@ def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
         setting_texts = {key: _as_text(value, parameter_ids) for key, value in settings.items()}
         digest.update(f"{name!r} {_qualified_name(type(module))} {sorted(setting_texts.items())}\n".encode())
     return digest.hexdigest()
+
+
+def _versions() -> str:
+    """Return the versions of everything that rounds in its own way."""
+    return ", ".join(f"{package} {version(package)}" for package in ("cortexmlx", "mlx", "mlx-lm"))
+
+
+def _describe_precision(group: LayerGroup, dtype: object) -> str:
+    """Return in what numbers a group of layers keeps its keys and values."""
+    return f"{group.spec.kv_bits} bits" if group.spec.kv_bits else dtype_name(dtype)
 
 
 def _as_text(value: Any, parameter_ids: set[int]) -> str:

@@ -37,6 +37,11 @@ class KVStore:
             raise
 
     @property
+    def segments(self) -> SegmentStore:
+        """The segment store, which any thread may use."""
+        return self._segments
+
+    @property
     def path(self) -> Path:
         """The folder of the store."""
         return self._segments.path

@@ -36,6 +36,16 @@ _MAX_LEAVING = 1 << 16
 """How many entries may wait to be stored."""
 
 
+def model_identity(fingerprint: str, secret: bytes) -> bytes:
+    """Return the identity of a model in the folder with this secret. `fingerprint`: what `disk.setup` makes."""
+    return hashlib.blake2b(fingerprint.encode(), key=secret, digest_size=32).digest()
+
+
+def piece_key(identity: bytes, entry: Key, group: int) -> Key:
+    """Return the key under which an entry's piece of one group is stored, for the model with this identity."""
+    return hashlib.blake2b(entry + b"%d" % group, key=identity, digest_size=16).digest()
+
+
 class PieceContent(Protocol):
     """The arrays of one piece (of a block or of states, in all layers): what the disk stores under one key."""
 
@@ -212,7 +222,7 @@ class DiskTier:
     def piece_key(self, entry: Key, group: int) -> Key:
         """Return the key under which an entry's piece of one group is stored."""
         assert self.identity is not None
-        return hashlib.blake2b(entry + b"%d" % group, key=self.identity, digest_size=16).digest()
+        return piece_key(self.identity, entry, group)
 
     # -- down ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -33,6 +34,8 @@ class PinnedPrefixes:
         self._cache = cache
         self._chains: dict[int, PinnedKeys] = {}
         self._snapshots: dict[int, int] = {}
+        self._names: dict[str, int] = {}
+        self._deadlines: dict[int, float] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -43,8 +46,9 @@ class PinnedPrefixes:
         """The number of pinned blocks of all groups that are cached now."""
         return self._cache.pools.pinned_blocks
 
-    def add(self, tokens: Sequence[int], salt: Salt) -> tuple[int, int]:
-        """Pin the whole blocks of `tokens` under `salt`. Return the pin's number, and how many tokens it has.
+    def add(self, tokens: Sequence[int], salt: Salt, seconds: float | None = None) -> tuple[int, int]:
+        """Pin the whole blocks of `tokens` under `salt`, for so many seconds (None: until `remove`). Return the pin's
+        number, and how many tokens it has.
 
         Raises InvalidRequest if there is no whole block, PinRefused if pins would exceed their share.
         """
@@ -55,8 +59,11 @@ class PinnedPrefixes:
         last = len(keys) * size - 1
         fronts = (group.spec.attention_window.first_visible_block(last, size) for group in self._cache.groups)
         chain = PinnedKeys(keys, tuple(keys[front:] for front in fronts))
+        self.remove_expired()
         self._require_room(chain)
         number = next(self._numbers)
+        if seconds is not None:
+            self._deadlines[number] = time.monotonic() + seconds
         self._pin_blocks(number, chain)
         return number, len(keys) * size
 
@@ -105,9 +112,22 @@ class PinnedPrefixes:
                 if self._snapshots.get(number) not in existing_numbers:
                     self.pin_state(number)
 
+    def give_name(self, number: int, name: str) -> None:
+        """Name a pin. Another pin of this name is removed."""
+        self.remove(self._names.get(name, -1))
+        self._names[name] = number
+
+    def remove_expired(self) -> None:
+        """Remove the pins whose time is over."""
+        now = time.monotonic()
+        for number in [number for number, deadline in self._deadlines.items() if deadline <= now]:
+            self.remove(number)
+
     def remove(self, number: int) -> None:
         """Remove a pin. Does nothing if it does not exist."""
         chain = self._chains.pop(number, None)
+        self._deadlines.pop(number, None)
+        self._names = {name: other for name, other in self._names.items() if other != number}
         for group, keys in enumerate(chain.group_keys if chain is not None else ()):
             self._cache.pools.unpin(group, keys)
         snapshot = self._snapshots.pop(number, None)

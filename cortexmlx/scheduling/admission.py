@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cortexmlx.disk.loads import DiskLoads
 from cortexmlx.disk.tier import DiskLoad, PieceContent
@@ -16,6 +16,7 @@ from cortexmlx.scheduling.fair_share import Client, ClientQueues, FairShare, tok
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.latency import CostModel
 from cortexmlx.scheduling.running import RunningSet, can_fork
+from cortexmlx.types.images import PreparedImage
 
 _NEVER = -1
 """A number that `RunningSet.changes` never has. `_nobody_at` is the number of changes at which no job could begin. No
@@ -35,8 +36,10 @@ block. To find that out takes microseconds, and no look-up in the prefix cache.
 _MAX_PASSED = 2048
 """How many clients are passed over in a step because their first job is too large. It bounds the step's work, too."""
 
-WaitTarget = Key | Job | DiskLoad
-"""What a job waits for: a block that another job computes, the job that it forks, or a load from disk."""
+WaitTarget = Key | Job | DiskLoad | PreparedImage
+"""What a job waits for: a block that another job computes, the job that it forks, a load from disk, or an image that
+the model looks at.
+"""
 
 AdmissionCandidate = tuple[Job, PrefixMatch | None, DiskLoad | None]
 """A job that can begin, what of its tokens is cached, and the load that continues the match."""
@@ -53,7 +56,8 @@ class Admission:
 
     Some jobs are *parked*: they are in no queue, so they block no other job and cost their client nothing. A fork waits
     for its parent's prompt. A job whose next blocks another job computes may wait for them (see `InFlightPrefixes`). A
-    job whose next blocks are on disk waits until they are read (see `DiskLoads`). So the time of a step depends on the
+    job whose next blocks are on disk waits until they are read (see `DiskLoads`). A job with images that are not cached
+    waits until the model has looked at them. So the time of a step depends on the
     rows, not on the number of waiting jobs. `cost_model` estimates how long computing takes.
     """
 
@@ -80,6 +84,17 @@ class Admission:
         self._num_pooling = 0
         """How many of them end with their prompts, and need no row."""
         self._nobody_at = _NEVER
+        self.want_images: Callable[[Sequence[PreparedImage]], PreparedImage | None] = lambda images: None
+        """Has the model look at images. Returns the last of them to wait for; None if there is nothing to wait for."""
+
+    @property
+    def jobs_awaiting_images(self) -> list[Job]:
+        """The jobs that wait until the model has looked at their images."""
+        return [job for job, target in self._waits_for.items() if isinstance(target, PreparedImage)]
+
+    def note_seen(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for an image."""
+        self._wake([image])
 
     @property
     def waiting_jobs(self) -> list[Job]:
@@ -170,6 +185,8 @@ class Admission:
                 still_waits = _waits_for_parent(job)
             elif isinstance(awaited, DiskLoad):
                 still_waits = awaited in self._disk_loads
+            elif isinstance(awaited, PreparedImage):
+                still_waits = job.request.images is not None and job.request.images.shows(awaited)
             else:
                 still_waits = awaited in self._in_flight_prefixes
             assert still_waits, f"job {job.id} waits for what has happened"
@@ -201,6 +218,7 @@ class Admission:
                 self._nobody_at = self._running_set.changes
                 break
             self._queues.remove(job)
+            job.has_awaited_images = False
             self.count -= 1
             self._num_pooling -= job.is_pooling
             self._shares.begin(job)
@@ -211,6 +229,10 @@ class Admission:
             elif not job.generation:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
+                if match is not None:
+                    job.cached_chain = match.chain
+                    in_memory = len(match.entries) * self._running_set.cache.block_size
+                    job.loaded = 0 if load is None else job.cached - in_memory
             self._in_flight_prefixes.claim(job)
         return copies
 
@@ -254,7 +276,7 @@ class Admission:
                 continue
             looks_by_client[job.client] += 1
             match = running_set.match(job)
-            wait_target = job.fork_of if _waits_for_parent(job) else self._block_to_await(job, match)
+            wait_target: WaitTarget | None = job.fork_of if _waits_for_parent(job) else self._block_to_await(job, match)
             if wait_target is not None:
                 self._queues.remove(job)
                 self._park(job, wait_target)
@@ -268,10 +290,12 @@ class Admission:
                 self._queues.pass_over(job.client)
             else:
                 load = self._load_for(job, match)
-                if load is None or load.pieces is not None:
+                is_read = load is None or load.pieces is not None
+                wait_target = self._image_to_await(job, match, load) if is_read else load
+                if wait_target is None:
                     return job, match, load
                 self._queues.remove(job)
-                self._park(job, load)
+                self._park(job, wait_target)
         if _MAX_LOOKS not in looks_by_client.values():
             self._nobody_at = running_set.changes
         return None
@@ -291,6 +315,20 @@ class Admission:
         snapshots = self._running_set.cache.states.snapshots
         is_futile = snapshots is not None and (job.has_awaited_state or not snapshots.max_snapshots)
         return None if match is None or is_futile else self._in_flight_prefixes.block_to_await(job, match)
+
+    def _image_to_await(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None) -> PreparedImage | None:
+        """Return the image that a job should wait for; None if it should not wait. What is cached of an image needs no
+        features. A job waits once: features may be dropped again, and a step that lacks them computes them.
+        """
+        images = job.request.images
+        if images is None or job.has_awaited_images or self._running_set.parent_to_fork(job) is not None:
+            return None
+        block_size = self._running_set.cache.block_size
+        cached = 0 if match is None else match.matched_tokens(block_size)
+        if load is not None:
+            cached = max(cached, load.blocks_after_load * block_size)
+        job.has_awaited_images = True
+        return self.want_images([span.image for span in images.spans if span.end > cached])
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
         """Return the disk load, maybe unread, that continues a match; None if a fork takes its parent's blocks."""

@@ -75,6 +75,10 @@ class Job:
     """Tokens for which room is promised to it."""
     cached: int = 0
     """Tokens of the prompt that were found in the prefix cache, in memory or on disk."""
+    loaded: int = 0
+    """Those of them that were read from disk."""
+    cached_chain: int = 0
+    """Tokens of full blocks that were in memory, also where the job could not begin after them."""
     preemptions: int = 0
     """How often this job, one answer of its request, lost its row to other jobs."""
     row: Row = (-1, -1)
@@ -87,6 +91,8 @@ class Job:
     """The same, while there is room to spare."""
     has_awaited_state: bool = False
     """Whether it has waited for another job's recurrent state."""
+    has_awaited_images: bool = False
+    """Whether it has waited for the features of its images, and has not begun since."""
     refused_at: int = 0
     """The most computed tokens that it had when memory was refused to a step in which its share was the largest."""
     refusals: int = 0

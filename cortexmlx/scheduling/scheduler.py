@@ -29,6 +29,7 @@ from cortexmlx.scheduling.latency import CostModel, share_budget
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Backoff, LengthLimits, RefusalRetry, limit_stuck_jobs
+from cortexmlx.types.images import PreparedImage
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -263,6 +264,19 @@ class Scheduler:
         if self._shrink_requested:
             self._shrink_requested = False
             self.cache.pools.shrink(1)
+
+    def await_images(self, want: Callable[[Sequence[PreparedImage]], PreparedImage | None]) -> None:
+        """Have jobs wait for the features of their images before they begin: see `Admission.want_images`."""
+        self._admission.want_images = want
+
+    @property
+    def jobs_awaiting_images(self) -> list[Job]:
+        """The jobs that wait until the model has looked at their images."""
+        return self._admission.jobs_awaiting_images
+
+    def note_seen(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for an image."""
+        self._admission.note_seen(image)
 
     @property
     def is_idle(self) -> bool:

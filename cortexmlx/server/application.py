@@ -40,6 +40,7 @@ PATHS = (
     "/tokenize",
     "/health",
     "/metrics",
+    "/cache/why",
     LIVE_PATH,
     "/",
 )
@@ -71,6 +72,7 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
         Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
         Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),
+        Route("/cache/why", with_error_replies(generation.explain_cache), methods=["GET"]),
         Route(LIVE_PATH, with_error_replies(monitoring.live), methods=["GET"]),
         Route("/", monitoring.root, methods=["GET"]),
     ]

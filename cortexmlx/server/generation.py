@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.prompt import Prompt
+from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import messages
@@ -105,6 +106,8 @@ class GenerationEndpoints:
         clients = len(set(settings.keys.values()))
         self.request_limiter = RequestLimiter(settings.max_open, clients, MAX_FULL_BODIES * settings.max_body)
         self.stored_responses = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
+        self.history = PromptHistory()
+        """What is known of each client's prompts, whichever model read them."""
         self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
@@ -167,6 +170,12 @@ class GenerationEndpoints:
             tokens = await self._tokenize_prompt(lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
+    async def explain_cache(self, request: Request) -> Response:
+        """Handle GET `/cache/why`: return the reports of this client's last prompts, the newest first."""
+        reports = self.history.reports(request.scope.get(SCOPE_CLIENT))
+        body = {"reports": [{**asdict(report), "text": str(report)} for report in reports]}
+        return json_reply(body, headers={"cache-control": "no-store"})
+
     async def _generate(
         self,
         request: Request,
@@ -183,6 +192,7 @@ class GenerationEndpoints:
         text_request: TextRequest = await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = EventMailbox(asyncio.get_running_loop())
+        lease.engine.share_history(self.history)
         table = self._tables.for_model(lease.engine.info.identity)
         answers = HttpRequestAnswers(lease.engine, self._mailbox, text_request, table, lease.adapter)
         info = ReplyInfo(

@@ -171,6 +171,9 @@ def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     }
     verified_counter = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
     steps = _counter("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
+    recomputed = _counter(
+        "recomputed_tokens_total", "Prompt tokens computed again though they were known, by why.", "model", "reason"
+    )
     times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
     total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
     for model, each in stats.items():
@@ -184,9 +187,11 @@ def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
             drafts["accepted"].add_metric([name, source], draft_stats.accepted)
         for reason, count in each.steps_by_reason.items():
             steps.add_metric([name, reason], count)
+        for reason, count in sorted(each.recomputed_tokens.items()):
+            recomputed.add_metric([name, reason], count)
         for part in ("plan", "build", "wait", "commit", "mask"):
             times.add_metric([name, part], getattr(each, f"{part}_seconds"))
-    yield from (total, blocks, *drafts.values(), verified_counter, steps, times)
+    yield from (total, blocks, *drafts.values(), verified_counter, steps, recomputed, times)
     if any(each.kv_store is not None for each in stats.values()):
         for store_metric in _STORE_METRICS:
             family = _model_family(store_metric.name, store_metric.help)

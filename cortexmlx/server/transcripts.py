@@ -23,9 +23,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from cortexmlx.core.prompt import common_length
 from cortexmlx.disk.folder import TRANSCRIPT, open_folder, open_regular_file
 from cortexmlx.models.tokenizers.fitting import find_named_ids
-from cortexmlx.sessions.turn import Encode, Render, Transcript, answer_tokens, common_length, find_anchor, text_renderer
+from cortexmlx.sessions.turn import Encode, Render, Transcript, answer_tokens, find_anchor, text_renderer
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.tools import Tool, ToolCall, load_json
 from cortexmlx.system.files import remove_unfinished, write_atomically

@@ -1,35 +1,73 @@
-"""Pin: a prefix of prompts that stays in the prefix cache, given as text, tokens or messages."""
+"""Pin: a prefix of prompts that stays in the prefix cache, given as text, tokens or messages; and in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import ChatTokenizer, Prompt, render, template_variables, tokenize
+from cortexmlx.core.prompt import ChatTokenizer, Prompt, make_calls, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
-from cortexmlx.errors import EngineClosed, InvalidRequest
-from cortexmlx.kv.prefix import common_prefix_length
+from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, save_prefix
+from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
+from cortexmlx.kv.prefix import Key, common_prefix_length
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.stats import StoreState
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.types.request import Message
+from cortexmlx.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from cortexmlx.core.core import EngineCore
+    from cortexmlx.disk.segment_store import SegmentStore
+
+_POLL_SECONDS = 0.01
+
+_MAX_TRIES = 3
+"""How often pieces that are missing on disk are written again before an export is refused."""
+
+_WRITE_SECONDS = 60.0
+"""How long an export waits at a time for pieces to be copied, and for pieces to be written."""
 
 
 class Pin:
-    """A prefix of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks. It lasts until `unpin`,
-    the end of a `with`, or the end of the engine, also if the object is dropped.
+    """A prefix of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks, with a `name` or None. It
+    lasts until `unpin`, the end of its lifetime, of a `with`, or of the engine, also if the object is dropped.
     """
 
-    def __init__(self, tokens: int, remove: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        remove: Callable[[], None],
+        name: str | None = None,
+        write: Callable[[Path], int] | None = None,
+    ) -> None:
         self.tokens = tokens
+        self.name = name
         self._remove: Callable[[], None] | None = remove
+        self._write = write
 
     def __repr__(self) -> str:
-        return f"<Pin: {self.tokens} tokens>"
+        return f"<Pin{'' if self.name is None else f' {self.name!r}'}: {self.tokens} tokens>"
+
+    def export(self, path: str | Path) -> int:
+        """Write the tokens with their keys and values to a file, for `Engine.import_pin` and `cortexmlx cache import`.
+        Return its bytes. It waits until they are on disk. The file appears complete or not at all.
+
+        Raises PrefixRefused without a name or a `kv_store`, or if the store has no room for them, OSError if the file
+        cannot be written, and EngineClosed.
+        """
+        if self._write is None:
+            raise PrefixRefused("only a pin with a name in an engine with a `kv_store` can be exported")
+        return self._write(Path(path))
 
     def unpin(self) -> None:
         """Let the blocks be evicted like all others. Safe to call again, and after the engine is closed."""
@@ -47,40 +85,114 @@ class Pin:
         self.unpin()
 
 
-def pin_prompt(worker: Worker, submission: Submission) -> Pin:
-    """Pin the prompt of a submission, compute it and return its Pin. Raises PinRefused, InvalidRequest if there is no
-    whole block to pin, and whatever ends the submission's request.
+def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, seconds: float | None = None) -> Pin:
+    """Pin the prompt of a submission for so many seconds (None: for good), compute it and return its Pin. In a store's
+    folder it is kept under its name, too.
+
+    Raises PinRefused, InvalidRequest if there is no whole block to pin, and whatever ends the submission's request.
     """
     request = submission.request
-    number, count = worker.ask(lambda core: core.pin(request.prompt, request.client, request.adapter))
-    pin = Pin(count, lambda: worker.ask(lambda core: core.pins.remove(number)))
+    number, count = worker.ask(lambda core: core.pin(request.prompt, request.client, request.adapter, seconds))
+    pin = Pin(count, lambda: worker.ask(lambda core: core.pins.remove(number)), name)
     handles: list[RequestHandle] = []
     try:
         worker.submit([replace(submission, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
         handles[0].result()
         worker.ask(lambda core: core.pins.pin_state(number))
+        if name is not None:
+            worker.ask(lambda core: core.pins.give_name(number, name))
+            if wait_for_store(worker) is StoreState.OPEN:
+                prefix, segments = worker.ask(
+                    lambda core: _describe(core, name, request.prompt[:count], request.client, request.adapter)
+                )
+                save_prefix(segments.path, prefix)
+                pin._write = lambda path: _export(worker, prefix, segments, path)
     except BaseException:
         pin.unpin()
         raise
     return pin
 
 
-def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
-    """Return the tokens that every prompt with this prefix begins with. Raises InvalidRequest."""
-    if isinstance(prefix, str):
-        return tokenize(tokenizer, prefix)
+def wait_for_store(worker: Worker) -> StoreState:
+    """Wait until the weights are hashed. Return the state of the engine's store, OFF without one."""
+    while (state := worker.ask(lambda core: StoreState.OFF if core.disk is None else core.disk.state)) is (
+        StoreState.HASHING
+    ):
+        time.sleep(_POLL_SECONDS)
+    return state
+
+
+def import_file(worker: Worker, path: Path, name: str | None, client: str | None) -> tuple[StoredPrefix, str | None]:
+    """Write what a file carries into the engine's store. Return it, and the name of its adapter.
+
+    Raises PrefixRefused for a file that is damaged, or that another model, adapter or precision has computed.
+    """
+    if wait_for_store(worker) is not StoreState.OPEN:
+        raise PrefixRefused("what a file carries goes to the disk tier: open the engine with a folder (kv_store)")
+    own, segments = worker.ask(lambda core: _describe(core, "", (), client, None))
+    adapters = {info.digest: name for name, info in worker.core.adapters.infos.items()}
+
+    def check(prefix: StoredPrefix) -> None:
+        prefix.check_model(own.fingerprint, own.parts, own.model)
+        if prefix.adapter and prefix.adapter not in adapters:
+            raise PrefixRefused(f"{prefix.name!r} was computed with an adapter that is not loaded: load it first")
+
+    prefix = import_prefix(segments, path, name, own.client, check)
+    return prefix, adapters.get(prefix.adapter)
+
+
+def _describe(
+    core: EngineCore, name: str, tokens: Sequence[int], client: str | None, adapter: str | None
+) -> tuple[StoredPrefix, SegmentStore]:
+    """Return what a pinned prefix is in the store, and the store's segments."""
+    assert core.disk is not None
+    digest = "" if adapter is None else core.adapters.infos[adapter].digest
+    client = None if core.scheduler.config.share_between_clients else client
+    return core.disk.describe_prefix(name, tokens, client, digest), core.disk.store.segments
+
+
+def _store_again(core: EngineCore, keys: Sequence[Key], missing: Collection[Key]) -> None:
+    if core.disk is not None:
+        core.disk.store_again(keys, missing)
+
+
+def _export(worker: Worker, prefix: StoredPrefix, segments: SegmentStore, path: Path) -> int:
+    """Wait until a pinned prefix is on disk, and write it to a file. Return the file's bytes."""
+    pieces = list(prefix.pieces_in(segments))
+    for _ in range(_MAX_TRIES):
+        deadline = time.monotonic() + _WRITE_SECONDS
+        while worker.ask(lambda core: core.disk is not None and core.disk.is_copying) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        writer = worker.ask(lambda core: None if core.disk is None else core.disk.store.writer)
+        if writer is None or not writer.flush(_WRITE_SECONDS):
+            continue
+        found = segments.find(pieces)
+        missing = {key for key in pieces if key not in found}
+        if not missing:
+            break
+        keys = prefix.entry_keys(prefix.client)
+        worker.ask(partial(_store_again, keys=keys, missing=missing))
+    return export_prefix(segments, prefix, path)
+
+
+def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt, params: SamplingParams | None = None) -> list[int]:
+    """Return the tokens that every prompt with this prefix, and the tools of `params`, begins with. Raises
+    InvalidRequest.
+    """
+    calls = None if params is None else make_calls(tokenizer, params)
     if isinstance(prefix, ChatPrompt):
-        return chat_prefix_tokens(tokenizer, prefix.messages, template_variables(tokenizer, prefix))
-    if not is_list(prefix):
-        return tokenize(tokenizer, prefix)
-    items: list[Any] = list(prefix)
-    if items and all(isinstance(item, Mapping) for item in items):
-        return chat_prefix_tokens(tokenizer, items)
-    return tokenize(tokenizer, items)
+        return chat_prefix_tokens(tokenizer, prefix.messages, template_variables(tokenizer, prefix), calls)
+    items: Any = list(prefix) if is_list(prefix) and not isinstance(prefix, str) else prefix
+    if isinstance(items, list) and items and all(isinstance(item, Mapping) for item in items):
+        return chat_prefix_tokens(tokenizer, items, calls=calls)
+    return tokenize(tokenizer, items, params=params)
 
 
 def chat_prefix_tokens(
-    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES
+    reader: ChatTokenizer,
+    messages: Sequence[Message],
+    variables: TemplateVars = NO_VARIABLES,
+    calls: AllowedCalls | None = None,
 ) -> list[int]:
     """Return the tokens that every prompt continuing `messages` begins with, found by comparing two such prompts.
 
@@ -90,9 +202,9 @@ def chat_prefix_tokens(
     """
     roles = ("assistant", "user") if messages[-1].get("role") == "user" else ("user", "assistant")
     try:
-        first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[0])
+        first_prompt, second_prompt = _two_continuations(reader, messages, variables, calls, roles[0])
     except InvalidRequest:
-        first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[1])
+        first_prompt, second_prompt = _two_continuations(reader, messages, variables, calls, roles[1])
     tokens = first_prompt[: common_prefix_length(first_prompt, second_prompt)]
     if min(tokens, default=0) < 0:
         raise InvalidRequest("a prefix with images cannot be pinned: pin a text, and show images after it")
@@ -100,11 +212,11 @@ def chat_prefix_tokens(
 
 
 def _two_continuations(
-    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars, role: str
+    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars, calls: AllowedCalls | None, role: str
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of two prompts that continue the messages with different letters."""
     first_prompt, second_prompt = (
-        render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab"
+        render(reader, [*messages, {"role": role, "content": letter}], variables, calls) for letter in "ab"
     )
     return _encode_rendered(reader, first_prompt), _encode_rendered(reader, second_prompt)
 

@@ -11,6 +11,8 @@ from itertools import takewhile
 from cortexmlx.core.prompt import (
     ChatTokenizer,
     ChatTokens,
+    PromptSource,
+    common_length,
     count_tail_tokens,
     render,
     thoughts_of_answer,
@@ -73,9 +75,9 @@ def begin_turn(
     )
     tail_tokens = count_tail_tokens(reader, rendered_prompt, read.tokens, thoughts)
     anchor = find_anchor(read, sent_messages, thoughts, text_renderer(render_messages), encode)
-    return Turn(
-        messages, read, ChatTokens(read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor), tag
-    )
+    source = PromptSource(sent_messages, rendered_prompt, variables, render_messages)
+    prompt = ChatTokens(read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor, source=source)
+    return Turn(messages, read, prompt, tag)
 
 
 def text_renderer(render: Callable[[Sequence[Message]], str | list[int]]) -> Render:
@@ -296,15 +298,3 @@ def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, 
 def _append_cut(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
     """Return the cuts with one more, unless it is at the last one's place."""
     return tuple(cuts) if cut[0] == cuts[-1][0] else (*cuts, cut)
-
-
-def common_length(first: str, second: str) -> int:
-    """Return how many characters two texts begin with in common, found by comparing halves."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

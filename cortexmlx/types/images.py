@@ -121,6 +121,10 @@ class ImageLayout:
         """The images, one that is shown twice as well."""
         return tuple(span.image for span in self.spans)
 
+    def shows(self, image: PreparedImage) -> bool:
+        """Return whether an image is one of them."""
+        return any(span.image.key == image.key for span in self.spans)
+
     @cached_property
     def shift(self) -> int:
         """By how much the positions of tokens after the prompt differ from their indices."""
@@ -154,7 +158,7 @@ class ImageLayout:
         """Yield what attention computes together of the text's tokens from `first` on: where it begins and ends, and
         whether its tokens see later ones, in layers with a window or without. No image is cut that is not cut already.
         """
-        here = self.both_ways is (BothWays.WINDOWS if has_window else None) or self.both_ways is BothWays.EVERYWHERE
+        here = self.both_ways is BothWays.EVERYWHERE or (self.both_ways is BothWays.WINDOWS and has_window)
         begin, end = first, first + count
         for span in self.spans if here else ():
             if begin < span.end and span.start < end:

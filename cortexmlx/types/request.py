@@ -11,6 +11,7 @@ from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
+from cortexmlx.types.cache_report import CacheReport
 from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
@@ -168,6 +169,10 @@ class Completion:
     """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none, and no part of `text` either."""
     stop_string: str | None = None
     """Which of `stop` ended the answer; None if none did."""
+    cache_report: CacheReport | None = field(default=None, repr=False, compare=False)
+    """How much of the prompt was found in the prefix cache, and why known tokens were computed again; in the first
+    answer only.
+    """
 
     def __post_init__(self) -> None:
         if not self.raw_text:

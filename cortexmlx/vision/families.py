@@ -70,6 +70,7 @@ _GEMMA = Family(gemma.read_tower, ("<|image>", "<image|>"), trims_texts=True, se
 
 FAMILIES = {
     "gemma4": _GEMMA,
+    "gemma4_unified": _GEMMA,
     "gemma3": replace(_GEMMA, marks=("\n\n<start_of_image>", "<end_of_image>\n\n")),
     **dict.fromkeys(qwen.TOWER_MODELS, Family(qwen.read_tower, ("<|vision_start|>", "<|vision_end|>"))),
     **dict.fromkeys(

@@ -2,18 +2,19 @@
 
 Both average squares of patches to tokens. Gemma 4 keeps an image's sides, adds a learned position for its column and
 one for its row, rotates by both, and bounds what its layers read and write in some sizes. Gemma 3 has SigLIP's tower,
-for square images of one size.
+for square images of one size. Gemma 4's 12B (`gemma4_unified`) projects a token's pixels at once.
 
 The language models multiply embeddings by a factor, but not features of images: those are divided by it here.
 
-transformers' `modeling_gemma4`, `modeling_gemma3` and `modeling_siglip`, and mlx-vlm's `gemma4` and `gemma3`, agree on
-the computation. mlx-vlm pools in the model's type, transformers and this in float32.
+transformers' `modeling_gemma4`, `modeling_gemma4_unified`, `modeling_gemma3` and `modeling_siglip`, and mlx-vlm's
+classes for the three types, agree on the computation. mlx-vlm pools in the model's type, transformers and this in
+float32.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.images import BothWays
-from cortexmlx.vision.towers import Tower, TowerState, attend, load_tower
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
 
-_PREFIX = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))")
+_PREFIX = re.compile(
+    r"(?:model\.)?(?:vision_embedder\.|vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))"
+)
 """How names begin. SigLIP's have `vision_model` in older checkpoints."""
 
 _SIZES_4 = {
@@ -39,6 +42,7 @@ _SIZES_4 = {
     "pooling_kernel_size": 3,
     "position_embedding_size": 10240,
 }
+_SIZES_UNIFIED = {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120}
 _SIZES_3 = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -52,24 +56,22 @@ _SIZES_3 = {
 
 def read_tower(
     folder: Path, config: Mapping[str, Any], model_dtype: mx.Dtype, *, keep_packed: bool = True
-) -> Gemma4Tower | Gemma3Tower | None:
+) -> Tower | None:
     """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
     without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
     if not isinstance(config.get("vision_config"), Mapping):
         return None
-    is_new = config.get("model_type") == "gemma4"
-    kind, kernel = (Gemma4Tower, None) if is_new else (Gemma3Tower, "embeddings.patch_embedding.weight")
-    tower: Gemma4Tower | Gemma3Tower | None = load_tower(
-        folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed
-    )
+    kind = TOWERS[config["model_type"]]
+    kernel = "embeddings.patch_embedding.weight" if kind is Gemma3Tower else None
+    tower: Tower | None = load_tower(folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed)
     return tower
 
 
 def sees_both_ways(config: Mapping[str, Any]) -> BothWays:
     """Return in which layers of the language model an image's tokens see its later ones: in all of Gemma 3, in those
-    with a window in the larger models of Gemma 4, in none of the smaller ones (transformers'
-    `create_masks_for_vision_model` of each).
+    with a window in the larger models of Gemma 4, in none of the smaller ones. So it is in transformers
+    (`create_masks_for_vision_model` of each, by which it generates) and vLLM; mlx-vlm shows Gemma 4's in all layers.
     """
     if config.get("model_type") == "gemma3":
         return BothWays.EVERYWHERE
@@ -94,9 +96,9 @@ class Gemma4Tower(Tower):
         )
         hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _epsilon(vision)
         self._scale, self._pool, self._dim = width**0.5, sizes["pooling_kernel_size"], sizes["head_dim"]
-        self._theta = float(rope.get("rope_theta", 100.0))
+        self._theta, self._numbers = float(rope.get("rope_theta", 100.0)), 3 * sizes["patch_size"] ** 2
         self.patch_embedder = nn.Module()
-        self.patch_embedder.input_proj = nn.Linear(3 * sizes["patch_size"] ** 2, hidden, bias=False)
+        self.patch_embedder.input_proj = nn.Linear(self._numbers, hidden, bias=False)
         self.patch_embedder.position_embedding_table = mx.zeros((2, sizes["position_embedding_size"], hidden))
         self.encoder = nn.Module()
         clips = bool(vision.get("use_clipped_linears"))
@@ -110,31 +112,71 @@ class Gemma4Tower(Tower):
         """Return the state of an image before the first block: see `Tower.begin`. `patches` `[patches, size * size *
         channels]` are pixels from 0 to 1, row by row.
         """
-        table, project = self.patch_embedder.position_embedding_table, self.patch_embedder.input_proj
-        _check_patches(patches, grid, self._pool, project.weight.shape[1], table.shape[1])
+        table = self.patch_embedder.position_embedding_table
+        _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
-        hidden = project((2 * (patches - 0.5)).astype(table.dtype))
+        hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
         hidden = hidden + table[0, mx.array(column)] + table[1, mx.array(row)]
         quarter = self._dim // 4
         rates = self._theta ** (-np.arange(quarter) / quarter)
         turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
         return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
         pooled = _pool(state.hidden, state.grid[2], self._pool).astype(mx.float32) * state.hidden.shape[1] ** 0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
-        normed = mx.fast.rms_norm(pooled.astype(state.hidden.dtype), None, self._eps)
-        return self.embed_vision.embedding_projection(normed) / self._scale, []
+        return _embed(self.embed_vision, pooled.astype(state.hidden.dtype), self._eps, self._scale), []
 
 
-class _Block4(nn.Module):  # type: ignore[misc]
+class UnifiedTower(Tower):
+    """What Gemma 4's 12B has in a tower's place."""
+
+    depth = 1
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        vision, width = config["vision_config"], _text_width(config)
+        sizes = _read_sizes(vision, _SIZES_UNIFIED)
+        self._patch, self._pool, hidden = sizes["patch_size"], sizes["pooling_kernel_size"], sizes["mm_embed_dim"]
+        self._scale, self._eps, numbers = width**0.5, _epsilon(vision), 3 * (self._patch * self._pool) ** 2
+        self.patch_ln1, self.patch_dense = nn.LayerNorm(numbers), nn.Linear(numbers, hidden)
+        self.patch_ln2, self.pos_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.pos_embedding = mx.zeros((sizes["mm_posemb_size"], 2, hidden))
+        self.embed_vision = nn.Module()
+        self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
+        """Return the state of an image before the first block: see `Gemma4Tower.begin`."""
+        size, pool = self._patch, self._pool
+        _check_patches(patches, grid, pool, 3 * size**2, pool * self.pos_embedding.shape[0])
+        rows, columns, nothing = grid[1] // pool, grid[2] // pool, mx.zeros(0)
+        cut = patches.reshape(rows, pool, columns, pool, size, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
+        pixels = cut.reshape(rows * columns, -1).astype(self.pos_embedding.dtype)
+        return TowerState(pixels, nothing, nothing, (1, rows, columns))
+
+    def advance(self, state: TowerState) -> int:
+        """Take an image through all that there is: its patches do not meet."""
+        row, column = (mx.array(each) for each in np.indices(state.grid[1:], np.int32).reshape(2, -1))
+        hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(state.hidden)))
+        state.hidden = self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
+        state.next_block += 1
+        return state.next_block
+
+    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+        self.check_finished(state)
+        return _embed(self.embed_vision, state.hidden, self._eps, self._scale), []
+
+
+class _Block4(Block):
     """Attention among all patches, and a gated perceptron, each between two norms."""
+
+    scale = 1.0
 
     def __init__(self, sizes: Mapping[str, int], eps: float, clips: bool) -> None:
         super().__init__()
@@ -151,20 +193,20 @@ class _Block4(nn.Module):  # type: ignore[misc]
         self.mlp.gate_proj, self.mlp.up_proj = (_BoundedLinear(size, inner, clips) for _ in range(2))
         self.mlp.down_proj = _BoundedLinear(inner, size, clips)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        hidden = state.hidden + self.post_attention_layernorm(self._attend(self.input_layernorm(state.hidden), state))
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
         normed = self.pre_feedforward_layernorm(hidden)
         inside = self.mlp.down_proj(nn.gelu_approx(self.mlp.gate_proj(normed)) * self.mlp.up_proj(normed))
         output: mx.array = hidden + self.post_feedforward_layernorm(inside)
         return output
 
-    def _attend(self, hidden: mx.array, state: TowerState) -> mx.array:
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        hidden = self.input_layernorm(state.hidden)
         own, shape = self.self_attn, (len(hidden), self._heads, self._dim)
         queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), state)
         keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), state)
         values = mx.fast.rms_norm(own.v_proj(hidden).reshape(shape), None, self._eps)
-        projected: mx.array = own.o_proj(attend(queries, keys, values, scale=1.0))
-        return projected
+        return queries, keys, values
 
 
 class _BoundedLinear(nn.Module):  # type: ignore[misc]
@@ -232,12 +274,12 @@ class Gemma3Tower(Tower):
         _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)
         cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         hidden = cut.reshape(self._side**2, -1).astype(embed.weight.dtype) @ embed.weight.flatten(1).T + embed.bias
-        nothing = mx.zeros(0)
-        return TowerState(hidden + self.embeddings.position_embedding.weight, nothing, nothing, grid)
+        positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
+        return TowerState(hidden + positions, nothing, nothing, grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state.hidden)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
@@ -248,7 +290,7 @@ class Gemma3Tower(Tower):
         return seen / self._scale.astype(weight.dtype), []
 
 
-class _Block3(nn.Module):  # type: ignore[misc]
+class _Block3(Block):
     """Attention among all patches, and a perceptron, each behind a norm."""
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
@@ -261,12 +303,30 @@ class _Block3(nn.Module):  # type: ignore[misc]
             self.self_attn[name] = nn.Linear(size, size)
         self.mlp.fc1, self.mlp.fc2 = nn.Linear(size, inner), nn.Linear(inner, size)
 
-    def __call__(self, hidden: mx.array) -> mx.array:
-        own, normed = self.self_attn, self.layer_norm1(hidden)
-        heads = (part(normed).reshape(len(hidden), self._heads, -1) for part in (own.q_proj, own.k_proj, own.v_proj))
-        hidden = hidden + own.out_proj(attend(*heads))
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        own, normed = self.self_attn, self.layer_norm1(state.hidden)
+        parts = own.q_proj, own.k_proj, own.v_proj
+        queries, keys, values = (part(normed).reshape(len(normed), self._heads, -1) for part in parts)
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.self_attn.out_proj(attended)
         output: mx.array = hidden + self.mlp.fc2(nn.gelu_approx(self.mlp.fc1(self.layer_norm2(hidden))))
         return output
+
+
+def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> mx.array:
+    """Return what the language model, which multiplies it by `scale`, takes for the states of an image's tokens."""
+    features: mx.array = part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale
+    return features
+
+
+TOWERS: dict[str, Callable[[Mapping[str, Any]], Tower]] = {
+    "gemma4": Gemma4Tower,
+    "gemma4_unified": UnifiedTower,
+    "gemma3": Gemma3Tower,
+}
+"""By the `model_type` of config.json."""
 
 
 def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:

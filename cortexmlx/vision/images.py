@@ -6,6 +6,7 @@ in a model's folder. Both need Pillow, which the extra `vision` installs. Nothin
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import io
@@ -16,8 +17,9 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -207,7 +209,16 @@ def _import_pillow() -> Any:
         raise CortexError("images need Pillow, which is not installed: pip install -e '.[vision]'") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
         raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install -e '.[vision]'")
+    _silence_libtiff(Path(PIL.__file__).parent)
     return PIL.Image
+
+
+@cache
+def _silence_libtiff(folder: Path) -> None:
+    """Have the libtiff of Pillow in `folder` print nothing about damaged files: what matters is raised."""
+    for path in (*folder.parent.glob("pillow.libs/libtiff*"), *folder.glob(".dylibs/libtiff*")):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(path)).TIFFSetErrorHandler(None)
 
 
 def read_file(source: ImageSource) -> tuple[str, bytes]:
@@ -497,6 +508,7 @@ class _Pixtral:
 _FAMILIES: dict[str, type[_Family]] = {
     "Qwen2VLImageProcessor": _Qwen2VL,
     "Gemma4ImageProcessor": _Gemma4,
+    "Gemma4UnifiedImageProcessor": _Gemma4,
     "Gemma3ImageProcessor": _Gemma3,
     "PixtralImageProcessor": _Pixtral,
 }

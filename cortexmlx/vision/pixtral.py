@@ -17,7 +17,7 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.vision.towers import Tower, TowerState, attend, load_tower, rotate_pairs
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower, rotate_pairs
 
 TOWER_MODELS = ("mistral3", "pixtral", "llava")
 """The `model_type` of models whose checkpoints have this tower; `llava` also has others."""
@@ -120,9 +120,9 @@ class PixtralTower(Tower):
         hidden = self.ln_pre(patches.astype(weight.dtype) @ weight.T)  # patches do not overlap: a product
         return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.transformer.layers[state.next_block](state)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.transformer.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         """As `Tower.finish`. Behind each row of tokens are zeros, where the text has a token that ends the row."""
@@ -131,7 +131,7 @@ class PixtralTower(Tower):
         return mx.pad(features, [(0, 0), (0, 1), (0, 0)]).flatten(0, 1), []
 
 
-class _Block(nn.Module):  # type: ignore[misc]
+class _Block(Block):
     """Attention among the patches, and a gated perceptron, each behind a norm."""
 
     def __init__(self, config: PixtralConfig) -> None:
@@ -147,12 +147,15 @@ class _Block(nn.Module):  # type: ignore[misc]
         self.feed_forward.up_proj = nn.Linear(size, inner, bias=False)
         self.feed_forward.down_proj = nn.Linear(inner, size, bias=False)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        normed, layer, mlp = self.attention_norm(state.hidden), self.attention, self.feed_forward
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        normed, layer = self.attention_norm(state.hidden), self.attention
         projections = layer.q_proj, layer.k_proj, layer.v_proj
         queries, keys, values = (project(normed).reshape(len(normed), self._heads, -1) for project in projections)
         queries, keys = (rotate_pairs(heads, state.cosine, state.sine) for heads in (queries, keys))
-        hidden = state.hidden + layer.o_proj(attend(queries, keys, values))
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden, mlp = hidden + self.attention.o_proj(attended), self.feed_forward
         normed = self.ffn_norm(hidden)
         output: mx.array = hidden + mlp.down_proj(self._activate(mlp.gate_proj(normed)) * mlp.up_proj(normed))
         return output

@@ -21,7 +21,7 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.arrays import IntArray
-from cortexmlx.vision.towers import Tower, TowerState, attend, load_tower, rotate_pairs
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower, rotate_pairs
 
 TOWER_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """The `model_type` of models whose checkpoints have this tower."""
@@ -126,13 +126,14 @@ class VisionTower(Tower):
         turns = mx.array(np.tile(angles, (frames, 1))[:, None])
         return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        number = state.next_block
-        state.hidden = self.blocks[number](state)
-        if number in self.config.deepstack_visual_indexes:
-            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(number)]
+    def block(self, number: int) -> Block:
+        block: Block = self.blocks[number]
+        return block
+
+    def end_block(self, state: TowerState) -> None:
+        if state.next_block in self.config.deepstack_visual_indexes:
+            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(state.next_block)]
             state.deepstack.append(merger(state.hidden))
-        state.next_block += 1
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
@@ -152,7 +153,7 @@ class VisionTower(Tower):
         return grid
 
 
-class _Block(nn.Module):  # type: ignore[misc]
+class _Block(Block):
     """Attention among the patches of a frame, and a perceptron, each behind a norm."""
 
     def __init__(self, config: TowerConfig) -> None:
@@ -160,29 +161,21 @@ class _Block(nn.Module):  # type: ignore[misc]
         size = config.hidden_size
         self.norm1 = nn.LayerNorm(size, eps=1e-6)
         self.norm2 = nn.LayerNorm(size, eps=1e-6)
-        self.attn = _Attention(size, config.num_heads)
+        self._heads, self.attn = config.num_heads, nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
         self.mlp = _Perceptron(size, config.intermediate_size, size, nn.gelu_approx)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        hidden = state.hidden + self.attn(self.norm1(state.hidden), state)
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        patches, size = state.hidden.shape
+        heads = self.attn.qkv(self.norm1(state.hidden)).reshape(patches, 3 * self._heads, size // self._heads)
+        queries, keys, values = mx.split(heads, 3, axis=1)
+        queries, keys = (rotate_pairs(each, state.cosine, state.sine) for each in (queries, keys))
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.attn.proj(attended)
         output: mx.array = hidden + self.mlp(self.norm2(hidden))
         return output
-
-
-class _Attention(nn.Module):  # type: ignore[misc]
-    def __init__(self, size: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.qkv = nn.Linear(size, 3 * size)
-        self.proj = nn.Linear(size, size)
-
-    def __call__(self, hidden: mx.array, state: TowerState) -> mx.array:
-        patches, size = hidden.shape
-        dim = size // self._heads
-        queries, keys, values = mx.split(self.qkv(hidden).reshape(patches, 3 * self._heads, dim), 3, axis=1)
-        queries, keys = (rotate_pairs(heads, state.cosine, state.sine) for heads in (queries, keys))
-        projected: mx.array = self.proj(attend(queries, keys, values, state.grid[0]))
-        return projected
 
 
 class _Perceptron(nn.Module):  # type: ignore[misc]

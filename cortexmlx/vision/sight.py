@@ -1,11 +1,12 @@
 """Sight: what a model that sees images has beside its text part. Only the engine's thread may use it.
 
 A tower makes features of an image, one vector for each of its tokens. They take the place of the tokens' embeddings.
-The tower runs layer by layer between the engine's steps, so that nobody who waits for tokens waits for a whole image.
+The tower runs piece by piece between the engine's steps, so that nobody who waits for tokens waits for a whole image.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Sight:
         self._state: TowerState | None = None
         self._model = model
         self._step = StepImages()
+        norm = self._text.layers[0].input_layernorm.weight
+        self._token_bytes = norm.nbytes * (1 + tower.deep_layers)
 
     def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
         """Have the text part look here in each step, and `more_layers`, such as a draft head's: see `StepImages`. Call
@@ -59,35 +62,41 @@ class Sight:
 
     # -- features -----------------------------------------------------------------------------------------------------
 
-    def want(self, images: Sequence[PreparedImage]) -> None:
-        """Have the features of images computed by the next calls of `advance`."""
+    def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
+        """Have the features of images computed by the next calls of `advance`, of as many as are kept together: a step
+        that needs others computes them, once. Return the last of these images to wait for; None if all are there.
+        """
+        wanted, size = dict[bytes, PreparedImage](), 0
+        for image in images:
+            size += len(image.tokens) * self._token_bytes if image.key not in wanted else 0
+            if wanted and size > FEATURE_BYTES:
+                break
+            wanted[image.key] = image
+        for key in wanted.keys() & self._features.keys():
+            self._features.move_to_end(key)
         known = {image.key for image in self._waiting} | self._features.keys()
-        self._waiting += [image for image in images if image.key not in known]
-
-    def awaits(self, images: Sequence[PreparedImage]) -> bool:
-        """Return whether one of the images waits for its features. Those of another may have been dropped since."""
-        waiting = {image.key for image in self._waiting}
-        return any(image.key in waiting for image in images)
+        self._waiting += [image for key, image in wanted.items() if key not in known]
+        return next((image for image in reversed(self._waiting) if image.key in wanted), None)
 
     @property
     def looked_at(self) -> PreparedImage | None:
         """The image that `advance` goes on with; None if none waits."""
         return self._waiting[0] if self._waiting else None
 
-    def advance(self) -> None:
-        """Run one more layer of the tower, on the image that waits longest. Raises what MLX raises without memory; then
-        that image waits no more.
+    def advance(self, seconds: float | None) -> None:
+        """Run more of the tower on the image that waits longest: a piece of a block, and others until `seconds` are
+        over, None: to its end. Raises what MLX raises without memory; then that image waits no more.
         """
-        image = self.looked_at
+        image, begin = self.looked_at, time.perf_counter()
         if image is None:
             return
         try:
             if self._state is None:
                 self._state = self.tower.begin(mx.array(image.patches), image.grid)
-            self.tower.step(self._state)
-            mx.eval(self._state.arrays)
-            if self._state.next_block < self.tower.depth:
-                return
+            while self.tower.advance(self._state) < self.tower.depth:
+                mx.eval(self._state.arrays)
+                if seconds is not None and time.perf_counter() - begin >= seconds:
+                    return
             self._keep(image, self._finish(self._state))
         except BaseException:
             self._end_first()
@@ -124,8 +133,7 @@ class Sight:
         """Return an image's features; compute them now if they were dropped."""
         if image.key not in self._features:
             state = self.tower.begin(mx.array(image.patches), image.grid)
-            for _ in range(self.tower.depth):
-                self.tower.step(state)
+            while self.tower.advance(state) < self.tower.depth:
                 mx.eval(state.arrays)
             self._keep(image, self._finish(state))
         self._features.move_to_end(image.key)

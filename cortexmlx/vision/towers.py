@@ -26,8 +26,10 @@ FUSED_DIMS = (64, 80, 128)
 padded, as in mlx-vlm's `ensure_fused_sdpa`: otherwise all scores are in memory at once.
 """
 
-MAX_SCORES = 1 << 25
-"""How many scores are computed at once where attention is not fused, as on a CPU: 128 MB in float32."""
+MAX_SCORES, MAX_FUSED_SCORES = 1 << 25, 1 << 28
+"""How many scores a piece of a block has: of so many patches with all others. On a CPU they are in memory, 128 MB in
+float32. Where attention is fused, they are not, and they take less time.
+"""
 
 EVALUATE: ContextVar[Callable[[list[Any]], object]] = ContextVar("EVALUATE", default=mx.eval)
 """Computes arrays. Where nothing shall be computed, it notes them at most: see `execution/sight_memory.py`."""
@@ -45,20 +47,39 @@ class TowerState:
     grid: tuple[int, int, int]
     """Frames, and rows and columns of patches. Patches see each other within a frame. An image is one."""
     next_block: int = 0
+    heads: tuple[mx.array, ...] = ()
+    """Queries, keys and values `[patches, heads, dim]` in the next block, once it has begun."""
+    parts: list[mx.array] = field(default_factory=list)
+    """What the next block has made so far of the first patches."""
     deepstack: list[mx.array] = field(default_factory=list)
     """Features `[tokens, out_hidden]` of the blocks so far."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Return what a step left to be computed: evaluate it before the next step to bound time and memory."""
-        return [self.hidden, *self.deepstack]
+        """Return what is left to be computed: evaluate it before the next piece to bound time and memory."""
+        return [self.hidden, *self.deepstack, *self.heads, *self.parts]
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A block of a tower. Patches meet in its attention only, so it can be computed in pieces."""
+
+    scale: float | None = None
+    """The factor of products of queries and keys; None: `dim ** -0.5`."""
+
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        """Return the queries, keys and values of all patches, `[patches, heads, dim]` each."""
+        raise NotImplementedError
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        """Return the next states of some patches, from theirs and what attention gave, `[patches, heads * dim]`."""
+        raise NotImplementedError
 
 
 class Tower(nn.Module):  # type: ignore[misc]
     """Turns the patches of one image into features, the embeddings of its tokens for the language model.
 
-    Call `begin`, then `step` for each of the `depth` blocks, then `finish`. Other work may run in between. Nothing is
-    evaluated, but where many scores are computed in parts.
+    Call `begin`, then `step` for each of the `depth` blocks, then `finish`; or, for pieces that take less time,
+    `advance` until `next_block` is `depth`. Other work may run in between.
     """
 
     depth: int
@@ -75,9 +96,43 @@ class Tower(nn.Module):  # type: ignore[misc]
         """
         raise NotImplementedError
 
-    def step(self, state: TowerState) -> None:
-        """Take an image through its next block. Raises IndexError after the last one."""
+    def block(self, number: int) -> Block:
+        """Return a block. Raises IndexError after the last one."""
         raise NotImplementedError
+
+    def end_block(self, state: TowerState) -> None:
+        """Do what comes after the block `next_block`."""
+
+    def step(self, state: TowerState) -> None:
+        """Take an image through its next block. Pieces are evaluated if there are several. Raises IndexError after the
+        last one.
+        """
+        number = state.next_block
+        while self.advance(state) == number:
+            EVALUATE.get()(state.arrays)
+
+    def advance(self, state: TowerState) -> int:
+        """Take an image through a piece of its next block, or all of it if it has few patches. Return `next_block`."""
+        block, patches = self.block(state.next_block), len(state.hidden)
+        begun = bool(state.heads)
+        state.heads = state.heads or block.project(state)
+        queries, keys, values = state.heads
+        most = MAX_FUSED_SCORES if is_fused(queries.shape[2]) else MAX_SCORES
+        count = max(most // (patches * queries.shape[1]), 1)
+        if not begun and count < patches:
+            return state.next_block
+        at, frame = sum(map(len, state.parts)), patches // state.grid[0]
+        first = at // frame * frame  # patches see each other within a frame
+        end = min(at + count, first + frame)
+        keys, values = (heads[first : first + frame] for heads in (keys, values))
+        attended = attend(queries[at:end], keys, values, block.scale)
+        state.parts.append(block.complete(state.hidden[at:end], attended))
+        if end == patches:
+            state.hidden = mx.concatenate(state.parts) if len(state.parts) > 1 else state.parts[0]
+            state.heads, state.parts = (), []
+            self.end_block(state)
+            state.next_block += 1
+        return state.next_block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         """Return an image's features `[tokens, out_hidden]`, which replace the embeddings of its tokens, and a list of
@@ -97,28 +152,24 @@ class Tower(nn.Module):  # type: ignore[misc]
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
 
-def attend(
-    queries: mx.array, keys: mx.array, values: mx.array, frames: int = 1, scale: float | None = None
-) -> mx.array:
-    """Return the attention `[patches, heads * dim]` of patches `[patches, heads, dim]` among those of their frame.
-    `scale` is the factor of products; None: `dim ** -0.5`.
+def is_fused(dim: int) -> bool:
+    """Whether MLX's attention has a kernel for heads of that dimension, perhaps padded, that keeps no scores."""
+    return dim <= FUSED_DIMS[-1] and mx.default_device() != mx.cpu
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float | None = None) -> mx.array:
+    """Return what patches `[patches, heads, dim]` see of others, `[patches, heads * dim]`. `scale` is the factor of
+    products; None: `dim ** -0.5`.
     """
     patches, count_heads, dim = queries.shape
     scale = dim**-0.5 if scale is None else scale
-    padding = next((fused - dim for fused in FUSED_DIMS if fused >= dim), 0)
-    queries, keys, values = (  # [frames, heads, patches of a frame, dim]
-        mx.pad(heads.reshape(frames, -1, count_heads, dim).transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, padding)])
+    padding = next((fused - dim for fused in FUSED_DIMS if fused >= dim), 0) if is_fused(dim) else 0
+    queries, keys, values = (  # [1, heads, patches, dim]
+        mx.pad(heads.swapaxes(0, 1)[None], [(0, 0)] * 3 + [(0, padding)]) if padding else heads.swapaxes(0, 1)[None]
         for heads in (queries, keys, values)
     )
-    is_fused = dim + padding in FUSED_DIMS and mx.default_device() != mx.cpu
-    count = patches if is_fused else max(MAX_SCORES // (patches * count_heads), 1)
-    parts = []
-    for at in range(0, patches // frames, count):
-        query_part = queries[:, :, at : at + count]
-        parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=scale))
-        if count < patches // frames:
-            EVALUATE.get()(parts)  # MLX would allocate the scores of all parts before it computes the first
-    return mx.concatenate(parts, axis=2)[..., :dim].transpose(0, 2, 1, 3).reshape(patches, count_heads * dim)
+    attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
+    return attended[0, ..., :dim].swapaxes(0, 1).reshape(patches, count_heads * dim)
 
 
 def rotate_pairs(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:

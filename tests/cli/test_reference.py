@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli import reference
-from cortexmlx.cli.app import COMMANDS
+from cortexmlx.cli.app import COMMANDS, SUBCOMMANDS
 from cortexmlx.cli.start import run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -24,15 +24,18 @@ def test_the_page_is_up_to_date() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+@pytest.mark.parametrize(
+    "name", [*(name for name, _, _ in COMMANDS), *(f"{of} {name}" for of, name, _, _ in SUBCOMMANDS)]
+)
 def test_the_page_has_the_options_and_defaults_that_help_shows(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Typer's own help is the judge: it reads the annotations in its own way."""
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    assert run([name, "--help"]) == 0
+    assert run([*name.split(), "--help"]) == 0
     shown = capsys.readouterr().out.partition("Options:\n")[2]
-    section = PAGE.read_text(encoding="utf-8").partition(f"## cortexmlx {name}\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").partition(f"# cortexmlx {name}\n")[2]
+    section = re.split(r"\n##+ ", section)[0]
     table = section.partition("|---|---|---|\n")[2]
     flag = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
     helped = {f for line in shown.splitlines() if line.startswith("  -") for f in flag.findall(line.split("   ")[0])}

@@ -30,6 +30,7 @@ SMALLER = {
     "bench": "-p 16 -n 4 -r 3",
     "--against": "-r 1",
     "-d 0,4096": "-p 16 -n 12 -b 1,2 -d 0,64 -r 1",
+    "--speculate": "-b 1 -r 1",
 }
 """What is put behind a command with these words, the last that fits, so that it takes seconds."""
 

@@ -19,6 +19,7 @@ OTHERS = {
     "docs/clients.md: yaml": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_packages.py uses it",
     "docs/images.md: >>> /image photo.jpg": "tests/cli/chat/test_images.py has what is said of an image",
     "docs/hosts.md: json": "tests/docs/test_hosts_page.py reads it",
+    "docs/server.md: 10:42:07": "tests/server/test_cache_why.py has what the command prints",
     "docs/server.md: xml": "tests/docs/test_server_page.py reads it",
     "docs/structured.md: jsonl": "tests/docs/test_structured_page.py reads it",
     "docs/tools.md: jsonl": "tests/docs/test_tools_page.py reads it",

@@ -224,7 +224,7 @@ FAULTS = (
     Fault(
         "content with requests is thought to leave",
         REGISTRY,
-        "self._is_only_name(name) and self._keys[name].number not in used",
+        "self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}",
         "self._is_only_name(name)",
     ),
     Fault("there is no bound of their memory", REGISTRY, "if needed_bytes > limits.bytes:", "if False:"),

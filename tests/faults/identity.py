@@ -47,7 +47,7 @@ FAULTS = (
         "secrets.compare_digest(match[3], self._line_proof(name, digest))",
         "True",
     ),
-    Fault("keys on disk have no model in them", LOWER, ", key=self.identity, digest_size=16)", ", digest_size=16)"),
+    Fault("keys on disk have no model in them", LOWER, ", key=identity, digest_size=16)", ", digest_size=16)"),
     Fault(
         "weights may change while their files are hashed",
         SETUP,

@@ -6,6 +6,7 @@ from tests.faults.planted import Fault
 
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
 PIXTRAL = "cortexmlx/vision/pixtral.py"
+ADMISSION = "cortexmlx/scheduling/admission.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
 ELSEWHERE = "cortexmlx/vision/elsewhere.py"
 TESTS = (
@@ -45,11 +46,10 @@ FAULTS = (
     Fault(
         "an image's key leaves out the processor", IMAGES, "sha256(image.digest + self.digest)", "sha256(image.digest)"
     ),
+    Fault("a request does not wait for its images", ADMISSION, "return self.want_images(", "return None and ("),
+    Fault("what is cached of an image is looked at again", ADMISSION, "if span.end > cached]", "]"),
     Fault(
-        "a request does not wait for its images",
-        "cortexmlx/core/core.py",
-        "if sight.awaits(request.images.images):",
-        "if False:",
+        "images that are dropped meanwhile are looked at twice", SIGHT, "if wanted and size > FEATURE_BYTES", "if False"
     ),
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
@@ -62,12 +62,6 @@ FAULTS = (
     Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
     Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
     Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
-    Fault(
-        "a request's adapter goes while its images are looked at",
-        "cortexmlx/core/adapter_registry.py",
-        "used_numbers = {job.adapter for job in (*jobs, *self._waiting)}",
-        "used_numbers = {job.adapter for job in jobs}",
-    ),
     Fault("a link leads out of the folder", ELSEWHERE, "path.is_relative_to(os.path.realpath(root))", "True"),
     Fault(
         "a name is looked up a second time",
@@ -83,5 +77,12 @@ FAULTS = (
         "cortexmlx/execution/sight_memory.py",
         "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
         "image = 0",
+    ),
+    Fault("a tower takes all the time it needs", SIGHT, "time.perf_counter() - begin >= seconds:", "False:"),
+    Fault(
+        "a piece sees the first patches only",
+        "cortexmlx/vision/towers.py",
+        "heads[first : first + frame]",
+        "heads[:end]",
     ),
 )

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
+import openai
 import pytest
 
 pytest.importorskip("PIL")
@@ -21,6 +23,7 @@ from cortexmlx.vision.elsewhere import ImagesElsewhere
 from support.clients.in_process import in_process
 from support.models.sighted import picture, shown, write_sighted
 from support.models.tiny import write_tiny
+from support.models.tool_templates import HERMES
 from support.patience import PATIENCE
 
 
@@ -208,3 +211,58 @@ def test_a_model_without_sight_reads_a_line(tmp_path: Path) -> None:
         assert not blind.sees_images
         answer = chat(http, openai_part(PNG), TEXT, logprobs=False).json()
         assert any("a line says" in note for note in answer["choices"][0]["notes"])
+
+
+def test_the_package_of_openai_shows_images(http: httpx.Client, engine: Engine) -> None:
+    url, parts = "http://localhost/v1", [openai_part(PNG), TEXT]
+    client = openai.OpenAI(base_url=url, api_key="none", http_client=http)
+    chosen = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=3, temperature=0
+    )
+    items = [{"type": "input_image", "image_url": data_url(PNG)}, {"type": "input_text", "text": "what?"}]
+    answered = client.responses.create(
+        model="tiny", input=[{"role": "user", "content": items}], max_output_tokens=16, temperature=0
+    )
+    want = engine.generate([shown("what?", PNG)], max_tokens=16, temperature=0)
+    assert chosen.usage.prompt_tokens == answered.usage.input_tokens == want.usage.prompt_tokens
+    assert want.text.startswith(chosen.choices[0].message.content) and answered.output_text == want.text
+
+
+def test_a_session_of_claude_code_with_a_pasted_image_and_a_screenshot(tmp_path: Path) -> None:
+    """A pasted image, then a screenshot that a tool has read, then a question about both: each is computed once."""
+    from cortexmlx.server import app
+
+    folder = write_sighted(tmp_path / "tiny", max_position_embeddings=4096)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    with Engine(str(folder), kv_memory="8MB") as engine, in_process(app(engine)) as http:
+        converse(anthropic.Anthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=http))
+
+
+def converse(claude: anthropic.Anthropic) -> None:
+    ephemeral = {"type": "ephemeral"}
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.abc; cch=abc;"},
+        {"type": "text", "text": "You are an agent.", "cache_control": ephemeral},
+    ]
+    reading = {"name": "Read", "description": "reads", "input_schema": {"type": "object", "properties": {}}}
+    body: dict[str, Any] = {"model": "tiny", "system": system, "tools": [reading], "thinking": {"type": "adaptive"}}
+    asked = {"type": "text", "text": "[Image #1] what?", "cache_control": ephemeral}
+    said: list[Any] = [{"role": "user", "content": [block(PNG), asked]}]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "screen.png"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block(png(40, 40, 7))]}
+    later = [
+        [
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result | {"cache_control": ephemeral}]},
+        ],
+        [{"role": "assistant", "content": "It is."}, {"role": "user", "content": "And the first one?"}],
+        [],
+    ]
+    before = 0
+    for more in later:
+        counted = claude.messages.count_tokens(messages=said, **body).input_tokens
+        with claude.beta.messages.stream(messages=said, max_tokens=3, betas=["claude-code-20250219"], **body) as stream:
+            usage = stream.get_final_message().usage
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted
+        assert usage.cache_read_input_tokens >= before - 40, "what was there is not computed again"
+        before, said = counted, [*said, *more]

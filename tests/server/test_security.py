@@ -30,6 +30,7 @@ PATHS = (
     "/api/ps",
     "/live",
     "/metrics",
+    "/cache/why",
     "/v1/responses/resp_1",
     "/nothing",
     "/health/",

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 RECORDED = Path(__file__).parent / "recorded" / "gemma.npz"
 TOKENS = 12
+NAMES = ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified")
 
 
 def write(root: Path) -> None:
@@ -80,6 +81,13 @@ def square(grid: tuple[int, int], patches: np.ndarray) -> np.ndarray:
     return blocks.reshape(3, grid[0] * side, grid[1] * side)
 
 
+def merged(grid: tuple[int, int], patches: np.ndarray) -> tuple[tuple[int, int], np.ndarray]:
+    """The same image with one patch for a token of nine."""
+    rows, columns, side = grid[0] // 3, grid[1] // 3, int((patches.shape[1] // 3) ** 0.5)
+    cut = patches.reshape(rows, 3, columns, 3, side, side, 3).transpose(0, 2, 1, 4, 3, 5, 6)
+    return (rows, columns), cut.reshape(rows * columns, -1)
+
+
 def judge(root: Path) -> None:
     import torch
     from safetensors.torch import load_file
@@ -88,13 +96,15 @@ def judge(root: Path) -> None:
         Gemma3ForConditionalGeneration,
         Gemma4Config,
         Gemma4ForConditionalGeneration,
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForConditionalGeneration,
     )
 
     torch.set_grad_enabled(False)
     recorded: dict[str, Any] = {}
-    for folder in sorted(path for path in root.iterdir() if path.name in ("gemma3", "gemma4 small", "gemma4 large")):
+    for folder in sorted(path for path in root.iterdir() if path.name in NAMES):
         config = json.loads((folder / "config.json").read_text())
-        is_new = config["model_type"] == "gemma4"
+        is_new, is_unified = config["model_type"] != "gemma3", config["model_type"] == "gemma4_unified"
         text = dict(config.pop("text_config"))
         if not is_new:
             text["layer_types"] = [
@@ -107,7 +117,13 @@ def judge(root: Path) -> None:
             }
         kinds: Any = (Gemma4Config, Gemma4ForConditionalGeneration)
         kinds = kinds if is_new else (Gemma3Config, Gemma3ForConditionalGeneration)
+        kinds = (Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration) if is_unified else kinds
         weights = load_file(folder / "model.safetensors")
+        if is_unified:  # as transformers renames them
+            inside = {
+                path.replace("embed_vision.", "embed_vision.multimodal_embedder."): v for path, v in weights.items()
+            }
+            weights = {path.replace("vision_embedder", "embed_vision"): value for path, value in inside.items()}
         tied = "lm_head.weight" not in weights
         vision = config["vision_config"] | ({} if is_new else {"model_type": "siglip_vision_model"})
         config |= {"text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
@@ -117,6 +133,7 @@ def judge(root: Path) -> None:
         for file in sorted(folder.glob("?.npz")):
             shown = np.load(file)
             images, inputs = shown_images(shown), {}
+            images = [merged(*image) for image in images] if is_unified else images
             if images and is_new:
                 most = max(len(patches) for _, patches in images) + 9  # patches that stand for nothing follow
                 padded = [np.pad(patches, ((0, most - len(patches)), (0, 0))) for _, patches in images]
@@ -138,6 +155,11 @@ def judge(root: Path) -> None:
             for _ in range(TOKENS):
                 types = (ids == 300).long()
                 kind = {"mm_token_type_ids" if is_new else "token_type_ids": types}
+                if is_unified:  # `forward` alone would show an image's tokens each other in all layers
+                    states = model.get_input_embeddings()(ids)
+                    place = torch.arange(ids.shape[1])[None]
+                    made = model.create_masks_for_generate(model.config, states, None, None, place, types)
+                    kind["attention_mask"] = made
                 logits = model(input_ids=ids, use_cache=False, **kind, **inputs).logits[0, -1]
                 token = int(logits.argmax())
                 answer.append((token, float(torch.log_softmax(logits.double(), -1)[token])))
@@ -152,9 +174,12 @@ def second(root: Path) -> None:
     from mlx_vlm.models.gemma3.gemma3 import Gemma3MultiModalProjector
 
     recorded = np.load(RECORDED)
-    for name in ("gemma3", "gemma4 small", "gemma4 large"):
+    for name in NAMES:
         config = json.loads((root / name / "config.json").read_text())
         weights = mx.load(str(root / name / "model.safetensors"))
+        if name == "gemma4 unified":
+            second_unified(config, weights, shown_images(np.load(root / name / "2.npz")), recorded)
+            continue
         module, is_new = (gemma4, True) if config["model_type"] == "gemma4" else (gemma3, False)
         vision = module.VisionConfig.from_dict(config["vision_config"] | {"model_type": config["model_type"]})
         tower, furthest = module.VisionModel(vision), 0.0
@@ -176,6 +201,23 @@ def second(root: Path) -> None:
                 told = project(tower(mx.array(square(grid, patches).transpose(1, 2, 0))[None])[0])[0]
             furthest = max(furthest, float(np.abs(np.array(told) - recorded[f"{name} features {index}"]).max()))
         print(f"{name}: mlx-vlm's features are within {furthest:.1e} of transformers'")
+
+
+def second_unified(config: Any, weights: Any, images: Any, recorded: Any) -> None:
+    import mlx.core as mx
+    from mlx_vlm.models.gemma4_unified.config import VisionConfig
+    from mlx_vlm.models.gemma4_unified.gemma4_unified import VisionEmbedder
+
+    embedder, furthest = VisionEmbedder(VisionConfig.from_dict(config["vision_config"] | {"model_patch_size": 12})), 0.0
+    start = "model.vision_embedder."
+    embedder.load_weights([(path[len(start) :], v) for path, v in weights.items() if path.startswith(start)])
+    for index, image in enumerate(images):
+        grid, patches = merged(*image)
+        hidden = embedder(mx.array(patches)[None], mx.array(positions(*grid))[None])[0]
+        told = mx.fast.rms_norm(hidden, None, 1e-6) @ weights["model.embed_vision.embedding_projection.weight"].T
+        wanted = recorded[f"gemma4 unified features {index}"]
+        furthest = max(furthest, float(np.abs(np.array(told) - wanted).max()))
+    print(f"gemma4 unified: mlx-vlm's features are within {furthest:.1e} of transformers'")
 
 
 if __name__ == "__main__":

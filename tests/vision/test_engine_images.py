@@ -16,7 +16,8 @@ from cortexmlx import Engine
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.types.request import FinishReason
-from cortexmlx.vision import reader, sight
+from cortexmlx.vision import reader, sight, towers
+from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
 from support.models.draft_heads import write_draft_head
@@ -170,7 +171,7 @@ def test_the_same_image_is_computed_once_and_another_of_its_size_never_hits(
         assert cached(engine, shown(text, picture(64, 64, 5)))[0] <= begin
 
 
-def test_others_get_tokens_between_the_layers_of_a_tower(
+def test_others_get_tokens_between_the_pieces_of_a_block(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Engine(folders["qwen3_5"], speculate=False) as engine:
@@ -178,19 +179,21 @@ def test_others_get_tokens_between_the_layers_of_a_tower(
         seen: list[int] = []
         own = Sight.advance
 
-        def advance(sight: Sight) -> None:
+        def advance(sight: Sight, seconds: float | None) -> None:
             seen.append(engine._worker.core.measurements.generated_tokens)
-            own(sight)
+            assert seconds == 0.25 / 2
+            own(sight, 0.0)
 
         monkeypatch.setattr(Sight, "advance", advance)
+        monkeypatch.setattr(towers, "MAX_SCORES", 600)  # of 20 patches and more
         assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
         others.cancel()
-        assert len(seen) >= 2 * 2 and others.result().finish_reason is FinishReason.CANCELLED
+        assert len(seen) > 20 and len(set(seen)) > 15 and others.result().finish_reason is FinishReason.CANCELLED
 
 
 def test_a_request_ends_while_its_image_is_looked_at(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(folders["qwen3_5"], speculate=False) as engine:
-        monkeypatch.setattr(Sight, "advance", lambda sight: time.sleep(0.01))
+        monkeypatch.setattr(Sight, "advance", lambda *_: time.sleep(0.01))
         cancelled = engine.submit(prompts()[1], **ASKED)
         late = engine.submit(prompts()[1], timeout=0.05, **ASKED)
         cancelled.cancel()
@@ -202,7 +205,7 @@ def test_a_request_ends_while_its_image_is_looked_at(folders: dict[str, Path], m
             raise RuntimeError("[malloc] Unable to allocate")
 
         monkeypatch.undo()
-        monkeypatch.setattr(VisionTower, "step", refuse)
+        monkeypatch.setattr(VisionTower, "advance", refuse)
         with pytest.raises(Exception, match="could not be looked at"):
             engine.generate([shown("x", picture(40, 40, 9))], **ASKED)
         monkeypatch.undo()
@@ -252,6 +255,40 @@ def test_small_files_with_large_images_take_bounded_memory(
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "mistral3"])
+def test_a_tower_runs_once_for_an_image_and_not_for_what_is_cached(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    runs: list[Any] = []
+    for kind in (VisionTower, PixtralTower):
+        own = kind.begin
+        monkeypatch.setattr(kind, "begin", lambda tower, *given, own=own: runs.append(1) or own(tower, *given))
+
+    def count(engine: Engine, prompt: list[dict[str, Any]], *clients: str) -> int:
+        runs.clear()
+        handles = [engine.submit(prompt, client=client, **ASKED) for client in clients or ("a", "b")]
+        assert len({handle.result(timeout=60).token_ids for handle in handles}) == 1
+        return len(runs)
+
+    options: dict[str, Any] = {"speculate": False, "block_size": 8, "prefill_budget": 16}
+    first = [shown("x " * 30, *[picture(32, 32, seed) for seed in range(3)])]
+    with Engine(folders[name], kv_store=tmp_path / "store", **options) as engine:
+        assert count(engine, first) == 3
+        text = engine.generate(first, **ASKED).text
+        second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "and now?"}]
+        assert count(engine, second) == 0
+        engine._worker.core.model.sight._features.clear()
+        assert count(engine, second) == 0
+        deadline = time.monotonic() + 60
+        while engine.stats().kv_store.stored_blocks < 15 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    with Engine(folders[name], kv_store=tmp_path / "store", **options) as engine:
+        assert count(engine, second) == 0, "also after a restart, from disk"
+    monkeypatch.setattr(sight, "FEATURE_BYTES", 1)
+    with Engine(folders[name], max_rows=1, **options) as engine:
+        assert count(engine, first, "a") == 3, "what is dropped before the step that needs it is not computed before"
+
+
 def test_images_whose_features_are_not_all_kept_are_answered_about(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +305,7 @@ def test_the_images_of_all_open_prompts_take_bounded_memory(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
-    monkeypatch.setattr(Sight, "advance", lambda sight: time.sleep(0.01))  # they stay open
+    monkeypatch.setattr(Sight, "advance", lambda *_: time.sleep(0.01))  # they stay open
     with Engine(folders["qwen3_vl"], speculate=False) as engine:
         handles = []
         with pytest.raises(InvalidRequest, match="images of all open prompts take more than"):

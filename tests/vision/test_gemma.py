@@ -15,16 +15,19 @@ from cortexmlx import Engine
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision import gemma, towers
 from cortexmlx.vision.images import ImageProcessor, open_image
+from support.models.assistants import write_pair
+from support.models.draft_heads import pack, rounded
 from support.models.sighted import picture, prompts, shown
-from support.models.sighted_gemma import CONFIGS, write_sighted_gemma
+from support.models.sighted_gemma import CONFIGS, add_gemma_tower, write_sighted_gemma
 
 pytest.importorskip("PIL")
 RECORDED = np.load(Path(__file__).parent / "recorded" / "gemma.npz")
 ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
-SMALL, LARGE, OLD = CONFIGS
+SMALL, LARGE, UNIFIED, OLD = CONFIGS
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +84,29 @@ def ask_all(engine: Engine, name: str) -> None:
     assert all(other.token_ids == result.token_ids for result in results for other in result.others)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_tower_computes_what_its_rounded_weights_compute(tmp_path: Path, name: str) -> None:
+    made = write_sighted_gemma(tmp_path, name)
+    stored = mx.load(str(made / "model.safetensors"))
+    matrices = {
+        path: v for path, v in stored.items() if path.startswith(("vision", "embed")) and path[-7:] == ".weight"
+    }
+    found = []
+    for change in (pack, rounded):
+        mx.save_safetensors(str(made / "packed.safetensors"), stored | change(matrices, lambda path: 4))
+        (made / "packed.safetensors").replace(made / "model.safetensors")
+        found.append(features(made))
+    assert max(float(np.abs(one - other).max()) for one, other in zip(*found, strict=True)) < 1e-4
+    assert max(float(np.abs(each - RECORDED[f"{name} features {i}"]).max()) for i, each in enumerate(found[0])) > 1e-2
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         (SMALL, {"prefill_budget": 8}),
         (LARGE, {}),
         (LARGE, {"prefill_budget": 70, "max_rows": 3, "speculate": True}),
+        (UNIFIED, {"prefill_budget": 70}),
         (OLD, {"prefill_budget": 16, "block_size": 8}),
         (OLD, {"prefix_cache": False, "pipeline": False}),
         pytest.param(LARGE, {"attention": "sim"}, marks=pytest.mark.slow),
@@ -102,7 +122,7 @@ def test_answers_are_those_of_transformers_in_any_company(
             ask_all(engine, name)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [SMALL, LARGE, OLD])
 def test_rows_that_are_preempted_see_the_same(
     folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +131,10 @@ def test_rows_that_are_preempted_see_the_same(
     def plan(scheduler: Scheduler, flush: Any) -> Any:
         if scheduler.preemptions < 12 and scheduler._builder.count % 2 and scheduler.rows_running > 1:
             scheduler._preempt(scheduler._running_set.victim)
-        return own(scheduler, flush)
+        made = own(scheduler, flush)
+        sizes = [segment.count for segment in made.segments] if made is not None else []
+        assert sum(size for size in sizes if size > 1) <= 70
+        return made
 
     monkeypatch.setattr(Scheduler, "_plan_mixed", plan)
     with Engine(folders[name], speculate=False, block_size=8, prefill_budget=70) as engine:
@@ -162,7 +185,7 @@ def test_no_step_cuts_an_image_that_sees_both_ways() -> None:
                     assert sum(both_ways for *_, both_ways in pieces) <= 2
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [SMALL, LARGE, OLD])
 def test_an_image_is_computed_once_also_after_a_restart_and_with_packed_keys(tmp_path: Path, name: str) -> None:
     photo, other, block = picture(64, 64, 3), picture(64, 64, 4), 8
     options: dict[str, Any] = {"block_size": block, "kv_store": tmp_path / "store", "speculate": False, "kv_bits": 8}
@@ -189,7 +212,7 @@ def test_an_image_is_computed_once_also_after_a_restart_and_with_packed_keys(tmp
         assert again.token_ids == wanted[0] and again.usage.cached_tokens >= again.usage.prompt_tokens - 6 * block
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [LARGE, OLD])
 def test_drafts_change_no_token(folders: dict[str, Path], name: str) -> None:
     with Engine(folders[name], speculate=False) as engine:
         core, right = engine._worker.core, {}
@@ -207,6 +230,35 @@ def test_drafts_change_no_token(folders: dict[str, Path], name: str) -> None:
         core.speculation.draft = draft  # type: ignore[method-assign]
         ask_all(engine, name)
         assert engine.stats().speculation.accepted > 5
+
+
+def test_an_assistant_guesses_after_images(tmp_path: Path) -> None:
+    model, assistant, _ = write_pair(tmp_path)
+    text = json.loads((model / "config.json").read_text()) | {"use_bidirectional_attention": "vision"}
+    config = CONFIGS[LARGE] | {"text_config": text, "eos_token_id": 257}
+    stored = mx.load(str(model / "model.safetensors"))
+    mx.save_safetensors(str(model / "moved.safetensors"), {f"language_model.{path}": v for path, v in stored.items()})
+    (model / "moved.safetensors").replace(model / "model.safetensors")
+    add_gemma_tower(model, config)
+    answers = []
+    for options in ({"speculate": False}, {"draft": assistant}):
+        with Engine(model, **options) as engine:
+            assert engine.sees_images
+            core = engine._worker.core
+
+            def draft(core: Any = core) -> None:
+                jobs = [] if core._in_flight else core.scheduler.draftable_jobs
+                rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
+                query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
+                for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
+                    core.scheduler.set_drafts(job.id, tokens or [7, 8])
+
+            if "draft" in options:
+                core.speculation.draft = draft
+            handles = [engine.submit(prompt, **ASKED | {"max_tokens": 40}) for prompt in prompts()]
+            answers.append([handle.result().token_ids for handle in handles])
+            assert "draft" not in options or engine.stats().speculation.drafted > 20
+    assert answers[0] == answers[1]
 
 
 def test_an_image_needs_a_step_of_its_size_and_a_template_trims_around_it(folders: dict[str, Path]) -> None:

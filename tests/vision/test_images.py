@@ -331,5 +331,5 @@ def test_refusals_name_the_numbers_and_the_next_step(tmp_path: Path, monkeypatch
         open_image(b"")
     monkeypatch.setitem(sys.modules, "PIL", None)
     for call in (lambda: open_image(b""), lambda: ImageProcessor(tmp_path)):
-        with pytest.raises(CortexError, match=r"pip install 'cortexmlx\[vision\]'"):
+        with pytest.raises(CortexError, match=r"pip install -e '\.\[vision\]'"):
             call()

@@ -91,7 +91,7 @@ class AdaptedTrial(Trial):
 
     def _check(self, core: EngineCore) -> None:
         """Memory holds what has a name or a request, and nothing else."""
-        keys = [each.request.adapter_key for each in (*core.scheduler.jobs, *core._unseen)]
+        keys = [job.request.adapter_key for job in core.scheduler.jobs]
         used = {key.digest for key in keys if key is not None}
         named = {self._contents[which].digest for which in self._stands_for.values()}
         assert set(core.adapters.infos) == set(self._stands_for)

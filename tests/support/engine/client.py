@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import assert_type
@@ -18,6 +19,7 @@ from cortexmlx import (
     AsCompleted,
     AsyncReply,
     AsyncTokenStream,
+    CacheReport,
     CallDelta,
     ChatPrompt,
     Completion,
@@ -39,6 +41,7 @@ from cortexmlx import (
     Prompt,
     PromptLogprobs,
     Question,
+    RecomputeReason,
     Reply,
     RequestHandle,
     RequestState,
@@ -77,6 +80,7 @@ from cortexmlx.errors import (
     NoTokenToChoose,
     OutOfMemory,
     PinRefused,
+    PrefixRefused,
     PromptTooLong,
     RequestTimeout,
     StructuredOutputError,
@@ -270,8 +274,16 @@ def looks(engine: Engine) -> None:
     tokens: list[int] = engine.encode("the cat")
     assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
     assert b"".join(map(engine.token_bytes, tokens)).endswith(b"the cat")
-    with engine.pin(list(range(1, 40)), client="one", adapter=None) as pin:
+    reports: list[CacheReport] = engine.cache_reports("one")
+    reasons = {report.reason for report in reports}
+    assert reasons <= {None, *RecomputeReason}
+    engine.share_history(engine)
+    with engine.pin(list(range(1, 40)), name="rules", lifetime=60.0, tools=(), client="one", adapter=None) as pin:
         assert_type(pin, Pin)
+        with suppress(PrefixRefused):
+            print(
+                pin.name, pin.export("rules.kv"), engine.import_pin("rules.kv", name=None, lifetime=None, client=None)
+            )
         print(pin.tokens)
     pin.unpin()
     try:

@@ -86,6 +86,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": VISION_4 | {"standardize": True},
     },
+    "gemma4 unified": _GEMMA_4
+    | {
+        "model_type": "gemma4_unified",
+        "text_config": TEXT_4
+        | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}
+        | {"num_kv_shared_layers": 0, "model_type": "gemma4_unified_text"},
+        "vision_config": {"patch_size": 4, "mm_embed_dim": 64, "output_proj_dims": 64, "mm_posemb_size": 80},
+    },
     "gemma3": {
         "model_type": "gemma3",
         "vocab_size": VOCAB,
@@ -101,6 +109,7 @@ windows, which are shorter than an image here.
 
 SETTINGS = {
     "gemma4": {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "max_soft_tokens": 70},
+    "gemma4_unified": {"image_processor_type": "Gemma4UnifiedImageProcessor", "patch_size": 4, "max_soft_tokens": 70},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}},
 }
 TEMPLATE = (
@@ -115,7 +124,7 @@ def gemma_tensor(name: str, shape: Any) -> Floats:
     if name.endswith(("_min", "_max")):
         bound = 0.7 + abs(float(tower_tensor(name, (1,))[0]))
         return np.full(tuple(shape), bound if name.endswith("_max") else -bound, np.float32)
-    if "position" in name:
+    if "position" in name or "pos_embedding" in name:
         return tower_tensor(f"pos_embed {name}", shape)
     if name.endswith("mm_soft_emb_norm.weight") or name.endswith("std_bias"):
         return tower_tensor(f"{name}.bias", shape)
@@ -123,24 +132,27 @@ def gemma_tensor(name: str, shape: Any) -> Floats:
 
 
 def write_sighted_gemma(folder: Path, name: str, **changes: Any) -> Path:
-    """Write a tiny model with its tower, as mlx-vlm converts them, and what says how images are prepared. `changes`
-    override its text part's configuration.
-    """
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    from cortexmlx.vision import gemma
+    """Write a tiny model with its tower. `changes` override its text part's configuration."""
     from support.models.tiny import write_tiny
 
     config = CONFIGS[name] | {"eos_token_id": 257}
     config |= {"text_config": config["text_config"] | changes}
-    write_tiny(folder, "llama", **config)
+    return add_gemma_tower(write_tiny(folder, "llama", **config), config)
+
+
+def add_gemma_tower(folder: Path, config: dict[str, Any]) -> Path:
+    """Add a tower to the model in a folder, as mlx-vlm converts them, and what says how images are prepared."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from cortexmlx.vision import gemma
+
     (folder / "config.json").write_text(json.dumps(config))
     tensors = mx.load(str(folder / "model.safetensors"))
-    is_new = config["model_type"] == "gemma4"
-    tower = (gemma.Gemma4Tower if is_new else gemma.Gemma3Tower)(config)
+    tower = gemma.TOWERS[config["model_type"]](config)
+    own = "vision_embedder" if config["model_type"] == "gemma4_unified" else "vision_tower"
     for path, array in tree_flatten(tower.parameters()):
-        whole = path if path.startswith(("embed_vision", "multi_modal")) else f"vision_tower.{path}"
+        whole = path if path.startswith(("embed_vision", "multi_modal")) else f"{own}.{path}"
         shape = array.shape if array.ndim < 4 else (array.shape[0], array.shape[3], *array.shape[1:3])
         value = mx.array(gemma_tensor(whole, shape))  # the channels of a convolution come last in MLX
         tensors[whole] = mx.contiguous(value.moveaxis(1, -1)) if array.ndim == 4 else value

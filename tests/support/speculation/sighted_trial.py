@@ -50,15 +50,15 @@ class SightedTrial(Trial):
             show(driver)
         own = driver.core.model.sight
         if self.refuses and own is not None:
-            step = own.tower.step
+            step = own.tower.advance
 
-            def refuse(state: Any) -> None:
+            def refuse(state: Any) -> int:
                 if self._refused_layers < 2 and self.dice.random() < 0.05:
                     self._refused_layers += 1
                     raise RuntimeError("[malloc] Unable to allocate 1048576 bytes.")
-                step(state)
+                return int(step(state))
 
-            own.tower.step = refuse
+            own.tower.advance = refuse
         return driver
 
     @property

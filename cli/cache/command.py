@@ -13,11 +13,13 @@ from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import SECRET, default_folder, remove_transcripts, transcript_sizes
+from cortexmlx.disk.stored_prefix import list_prefixes
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 
 
 def cache(
+    context: typer.Context,
     kv_store: options.KVStore = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
@@ -29,6 +31,8 @@ def cache(
     """
     from cortexmlx.disk.segment_store import SegmentStore
 
+    if context.invoked_subcommand is not None:
+        return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
         print_store(folder, {}, as_json)
@@ -40,6 +44,8 @@ def cache(
     segment_store.open()
     if clear:
         freed_bytes = segment_store.clear() + remove_transcripts(folder)
+        for each in folder.glob("*.prefix"):
+            each.unlink(missing_ok=True)
         segment_store.close()
         console.print_result(
             json.dumps({"path": str(folder), "freed": freed_bytes})
@@ -57,6 +63,9 @@ def cache(
     if transcript_bytes := sum(transcript_sizes(folder).values()):
         models["(conversations of servers)"] = (transcript_bytes, 0)
     print_store(folder, models, as_json)
+    for prefix in () if as_json else list_prefixes(folder):
+        name, model = to_single_line(prefix.name), to_single_line(prefix.model)
+        console.print_result(f"  prefix {name}: {len(prefix.tokens):,} tokens of {model}")
 
 
 def is_store(folder: Path) -> bool:

@@ -1,0 +1,412 @@
+"""PromptHistory: the tokens of each client's last prompts, to explain what was computed again. Without mlx.
+
+No text is kept. The two texts of a difference are decoded from tokens when a prompt comes, on the caller's thread, and
+only if it repeats known tokens after the difference.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.core.prompt import PromptSource, common_length
+from cortexmlx.errors import CortexError
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.types.arrays import IntArray
+from cortexmlx.types.cache_report import CacheReport, RecomputeReason
+from cortexmlx.types.messages import plain_message
+from cortexmlx.types.request import Message, QueuedRequest
+
+MAX_PATHS = 8
+"""Token paths that are kept of a client. One that continues another takes its place."""
+
+MAX_BYTES = 32 << 20
+"""Bytes of all clients' paths. Beyond them, the client that asked the longest ago loses its oldest."""
+
+MAX_REPORTS = 20
+"""Reports that are kept of a client, the newest ones."""
+
+MIN_RECOMPUTED = 32
+"""Tokens below which nothing is explained: that few are computed again at the edges of blocks."""
+
+_CLIENT_BYTES = 16 << 10
+"""What a client's reports take at most, about."""
+
+_RUN = 16
+"""Tokens in a row that stand for the same text. Fewer may be what a template writes around each message."""
+
+_WEIGHTS = np.random.default_rng(16).integers(1 << 62, size=_RUN, dtype=np.int64) | 1
+
+_SHOWN = 60
+"""Characters of each text of a difference."""
+
+_NEAR = 48
+"""Tokens within which the same text must go on for both texts of a difference to be shown whole."""
+
+
+class ModelVersion(NamedTuple):
+    """What computed a prompt."""
+
+    identity: str
+    """Names the content of the model's files."""
+    name: str
+    adapter: str
+    """The hash of the adapter's content; empty: none."""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPath:
+    """The tokens of a prompt and its answer, and hashes of what else the prompt was made of."""
+
+    tokens: IntArray
+    version: ModelVersion
+    messages: tuple[int, ...] = ()
+    """A hash of each message."""
+    tools: tuple[int, ...] = ()
+    variables: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes, about."""
+        return self.tokens.nbytes + 40 * len(self.tools + self.messages) + 512
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTrace:
+    """A prompt on its way: what is known of it before it is computed."""
+
+    history: PromptHistory
+    request: QueuedRequest
+    path: PromptPath
+    draft: CacheReport
+    """The report as far as earlier prompts tell: its tokens computed again come after the difference."""
+
+    def finish(self, cached: int, on_disk: int, in_memory: int, answer: Sequence[int] | None) -> CacheReport:
+        """Add the prompt to the history, with the tokens of its `answer` (None: not all of it was computed), and return
+        the report. `cached` tokens were found, `on_disk` of them on disk; the blocks of `in_memory` tokens were in
+        memory, whether or not the prompt could begin there.
+        """
+        draft, request = self.draft, self.request
+        lost = min(draft.known_tokens, draft.prompt_tokens - 1) - cached
+        recomputed, reason = draft.recomputed_tokens + max(0, lost), draft.reason
+        if not request.cache:
+            reason = RecomputeReason.CACHE_OFF
+        elif request.scored_tokens or request.params.prompt_logprobs is not None:
+            reason = RecomputeReason.SCORES
+        elif lost > draft.recomputed_tokens and reason is not RecomputeReason.ADAPTER:
+            is_there = in_memory >= draft.known_tokens - MIN_RECOMPUTED
+            reason = RecomputeReason.STATE if is_there else RecomputeReason.EVICTED
+        if reason is not draft.reason:
+            draft = CacheReport(draft.prompt_tokens, known_tokens=draft.known_tokens, model=draft.model)
+        is_explained = recomputed >= MIN_RECOMPUTED
+        report = replace(
+            draft,
+            memory_tokens=cached - on_disk,
+            disk_tokens=on_disk,
+            recomputed_tokens=recomputed if is_explained else 0,
+            reason=reason if is_explained else None,
+            time=time.time(),
+        )
+        keeps_path = request.cache and answer is not None
+        tokens = np.concatenate([self.path.tokens, np.array(answer or (), np.int32)]) if keeps_path else None
+        self.history.add(request.client, report, None if tokens is None else replace(self.path, tokens=tokens))
+        return report
+
+
+@dataclass
+class _Client:
+    """What is kept of one client."""
+
+    paths: list[PromptPath] = field(default_factory=list)
+    """The oldest first."""
+    reports: deque[CacheReport] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+
+
+class PromptHistory:
+    """The token paths and reports of the clients of one engine, or of all engines of a server. Any thread may use it.
+
+    A prompt is compared with those of the same client only, so a report tells nothing of another's.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._nbytes = 0
+        self._clients: OrderedDict[str | None, _Client] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes, about."""
+        return self._nbytes
+
+    def trace(
+        self, request: QueuedRequest, source: PromptSource | None, tokenizer: SharedTokenizer, version: ModelVersion
+    ) -> PromptTrace:
+        """Compare a prompt with those of its client, and return its trace. `source`: the messages that it was made of;
+        None: it is no chat.
+        """
+        tools = tuple(hash((tool.name, tool.description, tool.parameters)) for tool in request.params.offered)
+        path = PromptPath(
+            np.array(request.prompt, np.int32),
+            version,
+            () if source is None else tuple(map(_hash_message, source.messages)),
+            tools,
+            0 if source is None else hash(repr(sorted(source.variables.items()))),
+        )
+        with self._lock:
+            client = self._clients.get(request.client)
+            known_paths = [] if client is None else client.paths[::-1]
+        draft = CacheReport(len(request.prompt), model=version.name)
+        if known_paths:
+            draft = _Comparison(path, request, source, tokenizer).report(known_paths, draft)
+        return PromptTrace(self, request, path, draft)
+
+    def add(self, client: str | None, report: CacheReport, path: PromptPath | None) -> None:
+        """Keep a client's report and path, in place of paths that it continues."""
+        with self._lock:
+            if client not in self._clients:
+                self._clients[client] = _Client()
+                self._nbytes += _CLIENT_BYTES
+            kept = self._clients[client]
+            self._clients.move_to_end(client)
+            kept.reports.append(report)
+            if path is not None:
+                older = [each for each in kept.paths if not _continues(path, each)][-(MAX_PATHS - 1) :]
+                self._nbytes += path.nbytes + sum(p.nbytes for p in older) - sum(p.nbytes for p in kept.paths)
+                kept.paths = [*older, path]
+            while self._nbytes > self._max_bytes and self._clients:
+                name, oldest = next(iter(self._clients.items()))
+                if oldest.paths:
+                    self._nbytes -= oldest.paths.pop(0).nbytes
+                if not oldest.paths:
+                    del self._clients[name]
+                    self._nbytes -= _CLIENT_BYTES
+
+    def reports(self, client: str | None) -> list[CacheReport]:
+        """Return the newest reports of a client, the newest first."""
+        with self._lock:
+            kept = self._clients.get(client)
+            return [] if kept is None else list(reversed(kept.reports))
+
+
+# One prompt beside the client's known paths.
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares a prompt with known paths, and explains where it leaves the nearest one."""
+
+    path: PromptPath
+    request: QueuedRequest
+    source: PromptSource | None
+    tokenizer: SharedTokenizer
+
+    def report(self, known_paths: Sequence[PromptPath], draft: CacheReport) -> CacheReport:
+        """Return the report as far as the known paths tell, the newest first."""
+        version = self.path.version
+        same_model = [each for each in known_paths if each.version.identity == version.identity]
+        near, shared, repeat = self._find_nearest([each for each in same_model if each.version == version])
+        other, shared_with_other, _ = self._find_nearest([each for each in same_model if each.version != version])
+        if other is not None and shared_with_other >= shared + repeat.tokens + MIN_RECOMPUTED:
+            return replace(draft, known_tokens=shared_with_other, reason=RecomputeReason.ADAPTER)
+        if near is not None and repeat.tokens >= MIN_RECOMPUTED:
+            return self._explain(near, shared, repeat, replace(draft, recomputed_tokens=repeat.tokens))
+        if shared + repeat.tokens < MIN_RECOMPUTED:
+            for each in known_paths:
+                is_begun = 0 < len(each.messages) == _count_same(each.messages, self.path.messages)
+                if is_begun and each.version.identity != version.identity:
+                    tokens = min(len(each.tokens), len(self.path.tokens))
+                    detail = f"`{each.version.name}`"
+                    return replace(draft, recomputed_tokens=tokens, reason=RecomputeReason.MODEL, detail=detail)
+        return replace(draft, known_tokens=shared)
+
+    def _find_nearest(self, paths: Sequence[PromptPath]) -> tuple[PromptPath | None, int, _Repeat]:
+        """Return the path that has most of the prompt's tokens, how many both begin with, and what of the rest it has,
+        too. A path that ends there has none.
+        """
+        tokens = self.path.tokens
+        shared = [_count_common(tokens, each.tokens) for each in paths]
+        if not paths:
+            return None, 0, _NO_REPEAT
+        longest = max(range(len(paths)), key=shared.__getitem__)
+        if min(len(tokens) - shared[longest], len(paths[longest].tokens) - shared[longest]) < MIN_RECOMPUTED:
+            return paths[longest], shared[longest], _NO_REPEAT
+        best = (paths[longest], shared[longest], _NO_REPEAT)
+        for each, common in zip(paths, shared, strict=True):
+            repeat = _find_repeat(tokens[common:], each.tokens[common:])
+            if common + repeat.tokens > best[1] + best[2].tokens:
+                best = each, common, repeat
+            if best[1] + best[2].tokens >= len(tokens) - MIN_RECOMPUTED:
+                break
+        return best
+
+    def _explain(self, near: PromptPath, shared: int, repeat: _Repeat, draft: CacheReport) -> CacheReport:
+        """Return the report of a prompt that leaves a path after `shared` tokens, and repeats tokens of it later."""
+        old, new, offset = self._changed_texts(near, shared, repeat)
+        draft = replace(draft, known_tokens=shared, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
+        if self.source is None:
+            return draft
+        messages = self.source.messages
+        index = _count_same(self.path.messages, near.messages)
+        character = None if offset is None else self._find_character(index, offset)
+        is_inside = character is not None and character < len(_text_of(messages[index]))
+        draft = replace(draft, character=character)
+        if self.path.tools != near.tools and not is_inside:
+            if sorted(self.path.tools) == sorted(near.tools):
+                return replace(draft, reason=RecomputeReason.TOOL_ORDER, character=None, old="", new="")
+            return replace(draft, reason=RecomputeReason.TOOLS, character=None, detail=self._describe_tools(near))
+        if self.path.variables != near.variables and character is None:
+            return replace(draft, reason=RecomputeReason.VARIABLES)
+        if index == len(messages):
+            return draft
+        draft = replace(draft, message=index + 1, role=str(messages[index].get("role", "")))
+        if self.path.messages[index] in near.messages[index + 1 :]:
+            return replace(draft, reason=RecomputeReason.CUT)
+        closes = () if self.request.thoughts is None else (self.request.thoughts.close,)
+        gone = self._decode(near.tokens[shared - _RUN : shared + repeat.old])
+        if any(close in gone and close not in _text_of(messages[index]) for close in closes):
+            return replace(draft, reason=RecomputeReason.THOUGHTS, character=None, old="", new="")
+        return draft
+
+    def _changed_texts(self, near: PromptPath, shared: int, repeat: _Repeat) -> tuple[str, str, int | None]:
+        """Return the two texts of a difference, with the words around it, and the place of the first different
+        character in the prompt's text; None if the tokens do not tell it.
+        """
+        start, end = max(0, shared - _RUN), shared + _NEAR + _RUN
+        old, new = self._decode(near.tokens[start:end]), self._decode(self.path.tokens[start:end])
+        first = common_length(old, new)
+        whole = self._decode(self.path.tokens[:end])
+        offset: int | None = len(whole) - len(new) + first
+        has_images = bool((self.path.tokens[:end] < 0).any())
+        text = whole if self.source is None else self.source.text
+        if has_images or not whole.endswith(new) or not text.startswith(whole[:offset]):
+            offset = None
+        old_end, new_end = first + _SHOWN, first + _SHOWN
+        if max(repeat.old, repeat.new) <= _NEAR:  # what follows is the same: leave it out, up to the end of the word
+            old_end = len(self._decode(near.tokens[start : shared + repeat.old]))
+            new_end = len(self._decode(self.path.tokens[start : shared + repeat.new]))
+            while min(old_end, new_end) > first and old[old_end - 1] == new[new_end - 1]:
+                old_end, new_end = old_end - 1, new_end - 1
+            while old_end < len(old) and new_end < len(new) and old[old_end] == new[new_end] and old[old_end].isalnum():
+                old_end, new_end = old_end + 1, new_end + 1
+        begin = first
+        while begin > max(0, first - _SHOWN // 3) and not old[begin - 1].isspace():
+            begin -= 1
+        return _shorten(old[begin:old_end]), _shorten(new[begin:new_end]), offset
+
+    def _find_character(self, index: int, offset: int) -> int | None:
+        """Return the place of a character of the rendered text in the text of the message at `index`; None if it is in
+        no message's text, or if the chat template does not tell.
+
+        The text begins where the rendered one changes if another text takes its place.
+        """
+        assert self.source is not None
+        messages = list(self.source.messages)
+        if index >= len(messages):
+            return None
+        text = _text_of(messages[index])
+        messages[index] = {**messages[index], "content": "\0"}
+        try:
+            rendered = self.source.render(messages)
+        except CortexError:
+            return None
+        start = common_length(self.source.text, rendered) if isinstance(rendered, str) else 0
+        if not self.source.text.startswith(text[:_RUN], start):  # the template leaves out blanks before it
+            start -= len(text) - len(text.lstrip())
+        return offset - start if start <= offset <= start + len(text) else None
+
+    def _describe_tools(self, near: PromptPath) -> str:
+        """Say which tools are new or changed, and how many are gone."""
+        offered = zip(self.path.tools, self.request.params.offered, strict=True)
+        names = [f"`{tool.name}`" for number, tool in offered if number not in near.tools]
+        gone = sum(number not in self.path.tools for number in near.tools)
+        new_text = f"{', '.join(names[:5])} {'is' if len(names) == 1 else 'are'} new or changed" if names else ""
+        return " and ".join(
+            filter(None, [new_text, f"{gone} of before {'is' if gone == 1 else 'are'} not" * (gone > 0)])
+        )
+
+    def _decode(self, tokens: IntArray) -> str:
+        """Return the text of tokens. Those of images have none."""
+        return self.tokenizer.decode(tokens[tokens >= 0].tolist(), True)
+
+
+class _Repeat(NamedTuple):
+    """What of a prompt after a difference an earlier prompt has, too, in runs of `_RUN` tokens or more."""
+
+    tokens: int
+    """How many tokens."""
+    old: int
+    """After how many tokens the first run begins in the earlier prompt,"""
+    new: int
+    """and in the new one."""
+
+
+_NO_REPEAT = _Repeat(0, 0, 0)
+
+
+def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
+    """Return what of `new` is also in `old`."""
+    if min(len(new), len(old)) < _RUN:
+        return _NO_REPEAT
+    new_hashes, old_hashes = _hash_runs(new), _hash_runs(old)
+    table = np.zeros(1 << 20, np.bool_)  # most runs of another text are ruled out without sorting all hashes
+    table[old_hashes >> 44] = True
+    found = table[new_hashes >> 44]
+    hashes, sorted_hashes = new_hashes[found], np.sort(old_hashes)
+    found[found] = sorted_hashes[np.searchsorted(sorted_hashes[:-1], hashes)] == hashes
+    if not found.any():
+        return _NO_REPEAT
+    first = int(found.argmax())
+    covered = np.convolve(found, np.ones(_RUN, np.int8)) > 0
+    return _Repeat(int(covered.sum()), int((old_hashes == new_hashes[first]).argmax()), first)
+
+
+def _hash_runs(tokens: IntArray) -> npt.NDArray[np.int64]:
+    """Return a hash of the `_RUN` tokens from each place on."""
+    return np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), _RUN) @ _WEIGHTS
+
+
+def _count_common(first: IntArray, second: IntArray) -> int:
+    """Return how many tokens two paths begin with in common."""
+    length = min(len(first), len(second))
+    unequal = first[:length] != second[:length]
+    place = int(unequal.argmax()) if length else 0
+    return place if length and unequal[place] else length
+
+
+def _continues(path: PromptPath, other: PromptPath) -> bool:
+    """Return whether a path begins with all tokens of another one of the same model."""
+    return path.version == other.version and _count_common(path.tokens, other.tokens) == len(other.tokens)
+
+
+def _count_same(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many hashes of messages two prompts begin with in common."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def _hash_message(message: Message) -> int:
+    """Return a hash of everything in a message."""
+    return hash((message.get("role"), _text_of(message), repr(message.get("tool_calls")), message.get("tool_call_id")))
+
+
+def _text_of(message: Message) -> str:
+    """Return the text of a message; empty if it has none, or has images."""
+    try:
+        content = plain_message(message).get("content")
+    except CortexError:
+        return ""
+    return content if isinstance(content, str) else ""
+
+
+def _shorten(text: str) -> str:
+    """Return the first characters of a text."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,92 @@
+"""PromptHistory: its bounds, whose paths it keeps, and how little of them it compares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cortexmlx.core.prompt_history import MAX_PATHS, MAX_REPORTS, ModelVersion, PromptHistory
+from cortexmlx.types.cache_report import CacheReport, RecomputeReason
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
+
+VERSION = ModelVersion("a model", "tiny", "")
+
+
+class Letters:
+    """A tokenizer with a letter for each token."""
+
+    eos_token_ids = frozenset[int]()
+
+    def decode(self, tokens: list[int], special_tokens: bool = False) -> str:
+        return "".join(chr(0x4E00 + token) for token in tokens)
+
+
+def tell(
+    history: PromptHistory, prompt: Any, client: str | None = "me", answer: Any = (7, 8), **found: int
+) -> CacheReport:
+    request = QueuedRequest(tuple(int(token) for token in prompt), SamplingParams(), client=client)
+    tokenizer: Any = Letters()
+    trace = history.trace(request, None, tokenizer, VERSION)
+    cached = found.get("cached", trace.draft.known_tokens)
+    return trace.finish(cached, 0, found.get("chain", cached), answer)
+
+
+def text(seed: int, length: int = 400) -> Any:
+    return np.random.default_rng(seed).integers(0, 20_000, length)
+
+
+def test_a_path_that_goes_on_takes_the_place_of_its_beginning_and_the_oldest_go() -> None:
+    history, long = PromptHistory(), text(0)
+    tell(history, text(99))
+    for end in range(40, 400, 40):
+        assert tell(history, long[:end], answer=long[end : end + 20].tolist()).reason is None
+    assert tell(history, long).known_tokens == 380
+    assert tell(history, text(99)).known_tokens == 400
+    for seed in range(1, MAX_PATHS - 1):
+        tell(history, text(seed))
+    assert tell(history, long, cached=0).reason is RecomputeReason.EVICTED
+    for seed in range(20, 20 + MAX_PATHS):
+        tell(history, text(seed))
+    assert tell(history, long, cached=0).known_tokens == 0
+    assert len(history.reports("me")) == MAX_REPORTS
+
+
+def test_the_nearest_of_several_conversations_is_compared() -> None:
+    """Two that begin alike: not the newest, but the one of which most is repeated."""
+    history, first, second = PromptHistory(), text(1), text(2)
+    first[:30] = second[:30]
+    second[100:150] = first[100:150]
+    tell(history, first)
+    tell(history, second)
+    changed = first.copy()
+    changed[35] = 1
+    report = tell(history, changed)
+    assert (report.known_tokens, report.recomputed_tokens, report.character) == (35, 400 - 36, 35)
+    assert report.old[:16] == report.new[:16] and report.new[16] == Letters().decode([1]) != report.old[16]
+
+
+def test_memory_is_bounded_and_those_who_asked_last_keep_theirs() -> None:
+    history = PromptHistory(max_bytes=100_000)
+    for number in range(200):
+        tell(history, text(number), client=f"client {number}")
+        assert 0 < history.nbytes <= 100_000
+    assert tell(history, text(199), client="client 199", cached=0).reason is RecomputeReason.EVICTED
+    assert history.reports("client 0") == [] and tell(history, text(0), client="client 0", cached=0).known_tokens == 0
+    tell(history, text(5, 100_000), client="large")
+    assert history.nbytes == 0 and history.reports("large") == []
+
+
+def test_what_was_not_computed_is_not_known() -> None:
+    history = PromptHistory()
+    tell(history, text(1), answer=None)
+    assert tell(history, text(1), cached=0).known_tokens == 0
+
+
+def test_blocks_without_a_state_are_not_evicted_blocks() -> None:
+    history = PromptHistory()
+    tell(history, text(1))
+    assert tell(history, text(1), cached=100, chain=384).reason is RecomputeReason.STATE
+    assert tell(history, text(1), cached=100, chain=128).reason is RecomputeReason.EVICTED
+    assert tell(history, text(1), cached=380, chain=380).reason is None  # fewer than a block

@@ -1,0 +1,155 @@
+"""Pins with a name and a lifetime, and files that carry them into another engine's folder: read, not computed, with the
+same tokens, and refused for another model, adapter or precision.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.cli.start import run
+from cortexmlx.errors import InvalidRequest, PrefixRefused
+from support.models.adapters import write_adapter
+from support.models.calling import write_calling
+from support.models.quantized_models import wide
+from support.models.tiny import tokens_of
+from support.store.stored import reading_pays
+
+PREFIX = tokens_of(90, seed=7)
+PROMPT = [*PREFIX, *tokens_of(9, seed=8)]
+ANSWER = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading_pays(monkeypatch)
+
+
+def opened(model: Path, folder: Path, **options: Any) -> Engine:
+    return Engine(model, **{"kv_memory": "1MB", "block_size": 8, "max_rows": 2, "kv_store": folder, **options})
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+def test_another_engine_reads_it_and_writes_the_same_tokens(name: str, tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rules.kv"
+    with opened(tiny(name), tmp_path / "one") as engine:
+        pin = engine.pin(PREFIX, name="rules")
+        assert pin.export(file) == file.stat().st_size and (pin.name, pin.tokens) == ("rules", 88)
+    with opened(tiny(name), tmp_path / "two") as engine:
+        pin = engine.import_pin(str(file))
+        assert (pin.name, pin.tokens, engine.stats().pins) == ("rules", 88, 1)
+        assert engine.stats().prefilled_tokens == 1  # all others were read
+        answer = engine.generate(PROMPT, ANSWER)
+        assert answer.usage.cached_tokens == 88 and list(answer.token_ids) == theirs(name, tuple(PROMPT), 10)
+        assert engine.submit(PROMPT, ANSWER, client="else").result().usage.cached_tokens == 0
+        engine.check_invariants()
+    with opened(tiny(name), tmp_path / "two") as engine:  # without another import
+        assert engine.generate(PROMPT, ANSWER).usage.cached_tokens >= 88
+
+
+def test_a_file_of_another_model_adapter_or_precision_is_refused_in_words(tiny: Any, tmp_path: Path) -> None:
+    model, file, plain = tiny("llama"), tmp_path / "file", tmp_path / "plain"
+    style = write_adapter(tmp_path / "style", model, keys=("self_attn.q_proj",), num_layers=2, seed=1)
+    with opened(model, tmp_path / "one", adapters={"style": style}) as engine:
+        engine.pin(PREFIX, name="styled", adapter="style").export(file)
+        engine.pin(PREFIX, name="plain").export(plain)
+        assert engine.stats().pins == 2
+    for what, options, words in (
+        (tiny("qwen3"), {}, "weights or configuration"),
+        (model, {"adapter": style}, "weights or configuration"),
+        (model, {"block_size": 16}, r"other block size and attention \(8, .*, here 16, .*\)\. Its keys"),
+    ):
+        with opened(what, tmp_path / "two", **options) as engine, pytest.raises(PrefixRefused, match=words):
+            engine.import_pin(plain)
+        assert not list((tmp_path / "two").glob("*.prefix"))
+    with opened(model, tmp_path / "two") as engine:
+        with pytest.raises(PrefixRefused, match="an adapter that is not loaded"):
+            engine.import_pin(file)
+        engine.load_adapter("mine", style)
+        assert engine.import_pin(file, name="renamed", client="you").name == "renamed"
+        told = {
+            (client, adapter): engine.submit(PROMPT, ANSWER, client=client, adapter=adapter).result()
+            for client in (None, "you")
+            for adapter in (None, "mine")
+        }
+        assert [asked for asked, answer in told.items() if answer.usage.cached_tokens == 88] == [("you", "mine")]
+    with opened(model, tmp_path / "one", adapters={"style": style}) as engine:
+        right = engine.generate(PROMPT, ANSWER, cache=False, adapter="style").token_ids
+    assert told["you", "mine"].token_ids == right
+
+
+def test_a_file_of_another_precision_is_refused_in_words(tmp_path: Path) -> None:
+    model, files = wide(tmp_path / "models", "llama"), {bits: tmp_path / str(bits) for bits in (None, 8)}
+    for bits, file in files.items():
+        with opened(model, tmp_path / "one", kv_bits=bits) as engine:
+            engine.pin(PREFIX, name="rules").export(file)
+    for bits, other, words in ((None, 8, "8 bits, here float"), (8, None, ", here 8 bits")):
+        with opened(model, tmp_path / "two", kv_bits=bits) as engine:
+            with pytest.raises(PrefixRefused, match=rf"other keys and values \(.*{words}.*\)\. Its"):
+                engine.import_pin(files[other])
+            assert engine.import_pin(files[bits]).tokens == 88
+
+
+def test_what_cannot_be_exported_says_why(tiny: Any, tmp_path: Path) -> None:
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        for name in (None, "rules"):
+            with engine.pin(PREFIX, name=name) as pin, pytest.raises(PrefixRefused, match="a name in an engine with"):
+                pin.export(tmp_path / "file")
+    with opened(tiny("llama"), tmp_path / "kv") as engine:
+        pin = engine.pin(PREFIX, name="rules")
+        pin.export(tmp_path / "file")
+        removed = engine.inspect(lambda core: core.disk.store.segments.clear())  # type: ignore[union-attr]
+        assert removed > 0
+        pin.export(tmp_path / "again")  # written once more
+        assert (tmp_path / "again").stat().st_size == (tmp_path / "file").stat().st_size
+    with Engine(tiny("llama"), kv_memory="256KB") as engine, pytest.raises(PrefixRefused, match="kv_store"):
+        engine.import_pin(tmp_path / "file")
+
+
+def test_a_name_has_one_pin_and_a_lifetime_ends_it(engine: Engine) -> None:
+    first, second = engine.pin(tokens_of(20), name="rules"), engine.pin(tokens_of(30, seed=2), name="rules")
+    assert engine.stats().pins == 1 and repr(second) == "<Pin 'rules': 24 tokens>"
+    first.unpin()
+    assert engine.stats().pins == 1
+    short = engine.pin(tokens_of(20), lifetime=0.2)
+    assert engine.stats().pins == 2
+    time.sleep(0.25)
+    assert (engine.stats().pins, engine.stats().pinned_blocks) == (1, 3)
+    short.unpin()
+    for lifetime in (0, -1, float("nan"), True):
+        with pytest.raises(InvalidRequest, match="lifetime is"):
+            engine.pin(tokens_of(20), lifetime=lifetime)
+    with pytest.raises(InvalidRequest, match="name is ''"):
+        engine.pin(tokens_of(20), name="")
+
+
+def test_the_commands_carry_messages_and_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file, body = write_calling(tmp_path / "tiny", "hermes"), tmp_path / "file", tmp_path / "body.json"
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}
+    messages = [{"role": "system", "content": "You look before you answer. " * 3}]
+    body.write_text(json.dumps({"messages": messages, "tools": [tool]}))
+    small = ["--kv-memory", "4MB"]
+    one, two = (["--kv-store", str(tmp_path / folder)] for folder in ("one", "two"))
+    assert run(["cache", "export", "look", str(file), *one]) == 1
+    assert "has no prefix 'look': it has none" in capsys.readouterr().err
+    assert run(["cache", "export", "look", str(file), "-m", str(model), "--messages", str(body), *one, *small]) == 0
+    assert capsys.readouterr().out.startswith("look: 2")
+    assert run(["cache", "import", str(file), *two]) == 0
+    assert "tokens of " in capsys.readouterr().out
+    assert run(["cache", *two]) == 0
+    assert "  prefix look: " in capsys.readouterr().out
+    assert run(["cache", "export", "look", str(tmp_path / "again"), *two]) == 0  # it can go on from there
+    assert run(["cache", "import", str(tmp_path / "again"), "--name", "b", "-m", str(model), *one, *small]) == 0
+    assert run(["cache", "import", str(file), "-m", str(model), *one, *small, "--block-size", "16"]) == 1
+    assert "block size and attention (32" in capsys.readouterr().err
+    with Engine(str(model), kv_memory="4MB", kv_store=tmp_path / "two") as engine:
+        params = SamplingParams(max_tokens=2, tools=(tool,))
+        answer = engine.generate([*messages, {"role": "user", "content": "What is there?"}], params)
+        assert answer.usage.cached_tokens > 200
+    assert run(["cache", "--clear", *two]) == 0
+    assert not list((tmp_path / "two").glob("*.prefix"))
