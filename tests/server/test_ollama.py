@@ -190,15 +190,14 @@ def test_an_empty_prompt_loads_a_model_which_is_then_told(folder: Path) -> None:
         loaded = http.post("/api/chat", json={"model": "one:latest", "messages": []}).json()
         assert (loaded["done"], loaded["done_reason"], loaded["message"]["content"]) == (True, "load", "")
         assert loaded["load_duration"] > 0
-        [running] = ollama.ProcessResponse(**http.get("/api/ps").json()).models
-        assert (running.name, running.context_length, running.size_vram) == ("one:latest", 512, running.size)
         refused = http.post("/api/generate", json={"model": "one", "keep_alive": "0s"})
         assert refused.status_code == 400 and "--idle" in refused.json()["error"]
         assert http.post("/api/generate", json={"model": "two:8b"}).json()["done_reason"] == "load"
         shown = ollama.ShowResponse(**http.post("/api/show", json={"name": "one", "verbose": True}).json())
         assert shown.capabilities == ["completion", "tools", "thinking"]  # though it is not in memory any more
         assert shown.modelinfo["llama.context_length"] == 512 and shown.details.format == "mlx"
-        assert [each["name"] for each in http.get("/api/ps").json()["models"]] == ["two:8b"]
+        [running] = ollama.ProcessResponse(**http.get("/api/ps").json()).models
+        assert (running.name, running.context_length, running.size_vram) == ("two:8b", 512, running.size)
         assert http.get("/api/version").json()["version"] == API_VERSION
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,14 @@ def test_numbers_without_a_limit_are_none() -> None:
     back = asked(options={"repeat_penalty": 2.0, "repeat_last_n": -1}).params
     assert back.repetition_penalty == 2.0 and back.repetition_context > 1_000_000
     assert asked(options={"repeat_penalty": 2.0, "repeat_last_n": 0}).params.repetition_penalty == 1.0
+
+
+def test_a_level_of_thoughts_is_a_switch_where_there_are_no_levels() -> None:
+    def variables(think: object, *names: str) -> Any:
+        return chat.read({"messages": [USER], "think": think}, replace(PLAIN, known_vars=frozenset(names)))
+
+    assert variables("low", "reasoning_effort").template_vars == {"reasoning_effort": "low"}
+    switched = variables("low", "enable_thinking")
+    assert switched.template_vars == {"enable_thinking": True} and not switched.notes
+    assert variables(False, "thinking").template_vars == {"thinking": False}
+    assert variables(True).notes
