@@ -19,8 +19,6 @@ TESTS = (
     "execution/test_runner.py",
     "execution/test_states.py",
     "distributed/test_hosted_model.py",
-    "distributed/test_remote_runner_refused.py",
-    "distributed/test_remote_runner_failures.py",
     "distributed/test_remote_runner.py",
 )
 """The tests that judge these faults."""
