@@ -13,8 +13,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.embed.files import EmbedFiles, EmbedSettings
-from cortexmlx.cli.embed.run import EmbedRun
-from cortexmlx.cli.embed.texts import TextLine, count_texts, read_texts
+from cortexmlx.cli.embed.run import EmbedRun, TextLine, count_texts, read_texts
 from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
 from cortexmlx.cli.files.source import InputFormat, InputKind, is_jsonl, open_ahead, open_lines
 from cortexmlx.cli.files.status_line import StatusLine

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.embed import run as runs
-from cortexmlx.cli.embed.rows import EmbeddingRow
-from cortexmlx.cli.embed.run import EmbedRun
-from cortexmlx.cli.embed.texts import TextLine
+from cortexmlx.cli.embed.files import EmbeddingRow
+from cortexmlx.cli.embed.run import EmbedRun, TextLine
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, PromptTooLong
 from cortexmlx.types.embeddings import Embeddings
 from support.fakes.numbers import vector_of
