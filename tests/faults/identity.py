@@ -18,7 +18,7 @@ _SUMS = (
 TESTS = (
     "disk/test_kept_hashes.py",
     "disk/test_file_hash.py",
-    "models/test_weights_hash.py",
+    "models/test_weights.py",
     "disk/test_fingerprint.py",
     "disk/test_setup.py",
     "kv/test_disk_tier.py",

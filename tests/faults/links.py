@@ -11,7 +11,7 @@ JOIN = "cortexmlx/distributed/worker.py"
 
 TESTS = (
     *(f"distributed/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "link")),
-    "distributed/test_worker_join.py",
+    "distributed/test_worker.py",
 )
 """The tests that judge these faults."""
 

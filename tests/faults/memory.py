@@ -12,7 +12,6 @@ TESTS = (
     "execution/test_copy_watch.py",
     "execution/test_command_buffers.py",
     "kv/test_arena.py",
-    "cli/doctor/test_report_impersonal.py",
     "cli/doctor/test_report.py",
 )
 """The tests that judge these faults."""

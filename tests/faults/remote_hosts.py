@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 WIRE, DIGEST = "cortexmlx/distributed/messages.py", "cortexmlx/distributed/messages.py"
-RANKS, SERVER = "cortexmlx/distributed/ranks.py", "cortexmlx/distributed/rank_server.py"
+RANKS, SERVER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/distributed/rank_server.py"
 OVERDUE = "cortexmlx/distributed/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
 MODEL, STATES = "cortexmlx/distributed/hosted_model.py", "cortexmlx/execution/states.py"
@@ -19,8 +19,6 @@ TESTS = (
     "execution/test_runner.py",
     "execution/test_states.py",
     "distributed/test_hosted_model.py",
-    "distributed/test_remote_runner_refused.py",
-    "distributed/test_remote_runner_failures.py",
     "distributed/test_remote_runner.py",
 )
 """The tests that judge these faults."""

@@ -21,7 +21,6 @@ TESTS = (
     "distributed/test_spec.py",
     "distributed/test_worker.py",
     "distributed/test_worker_group.py",
-    "distributed/test_worker_group_blame.py",
     "cli/planning/test_hosts.py",
 )
 """The tests that judge these faults."""
