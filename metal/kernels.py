@@ -19,7 +19,6 @@ from cortexmlx.errors import MemoryRefused
 from cortexmlx.metal.results import make_whole_entry
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
-from cortexmlx.metal.text import minify
 from cortexmlx.metal.work import STRUCTS
 
 _OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
@@ -274,3 +273,53 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("SINKS", variant.sinks),
     ]
     return decode, reduce, [*decode, ("SINKS", variant.sinks)]
+
+
+# The kernels' text is made short before it is sent: MLX copies it whole at every call, and hashes it at every launch.
+# So the files in `shaders/` are written for people.
+
+
+_KEPT = (
+    r'(?<![\w.])(?:u8|[uUL])?R"(?P<raw>[^()\\\s]*)\(.*?\)(?P=raw)"'  # a raw literal
+    r'|"(?:\\.|[^"\\\n])*"|'
+    r"'(?:\\.|[^'\\\n])*'"
+    r"|(?<![\w.])\.?\d(?:[eEpP][+-]|'?[\w.])*"  # the ' in a number opens no literal
+)
+_COMMENTS = re.compile(rf"(?P<kept>{_KEPT})|//(?:\\\n|[^\n])*|/\*.*?\*/", re.S)
+_SPACES = re.compile(
+    rf"(?P<kept>{_KEPT})"
+    r"|(?P<before>[ \t]*)\\[ \t]*\n(?P<after>[ \t]*)"  # a line that goes on in the next one
+    r"|(?P<line>[ \t]*\n[ \t]*)"
+    r"|[ \t]+",
+    re.S,
+)
+
+
+@cache
+def minify(text: str) -> str:
+    """Return Metal text without comments, indentation and trailing spaces. Line n of the result is line n of the text,
+    so a compiler's line numbers are those of the readable text.
+
+    The result has the same tokens. Literals stay as they are, and so do the lines of macros.
+    """
+    return _SPACES.sub(_strip_indentation, _COMMENTS.sub(_strip_comment, text)).strip(" \t")
+
+
+def _strip_comment(match: re.Match[str]) -> str:
+    """Return the replacement of a comment: a space and its line breaks. A literal is returned as it is."""
+    if match["kept"] is not None:
+        return match.group()
+    # A directive goes on behind a comment of several lines, so its line breaks become continued lines.
+    breaks, comment = match.group().count("\n"), match.group()
+    return " " + breaks * ("\n" if comment.startswith("//") else "\\\n")
+
+
+def _strip_indentation(match: re.Match[str]) -> str:
+    """Return the replacement of white space: one space or line break. A literal is returned as it is."""
+    if match["kept"] is not None:
+        return match.group()
+    if match["line"] is not None:
+        return "\n"
+    if match["before"] is not None:
+        return " \\\n" if match["before"] or match["after"] else "\\\n"
+    return " "

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cortexmlx import __version__
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.doctor.choices import saved_choices
+from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.system.machine import (

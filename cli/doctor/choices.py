@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
+from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.stats import ChoiceSource, TimedChoice
 
 NAME = "choice"

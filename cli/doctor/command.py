@@ -19,8 +19,8 @@ from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.text import format_duration
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.doctor.check import DoctorCheck
     from cortexmlx.cli.doctor.checks import OnKernel
+    from cortexmlx.cli.doctor.report import DoctorCheck
 
 DEFAULT_FILE = "cortexmlx-report.json"
 """Where `--report` without a name writes."""
@@ -52,7 +52,7 @@ def doctor(
     in the sizes of three known models. The file has no names of the user or the machine, no paths and no texts. With
     --time it has these times, too.
     """
-    from cortexmlx.cli.doctor.check import CheckStatus
+    from cortexmlx.cli.doctor.report import CheckStatus
 
     if model is not None and not time:
         raise typer.BadParameter("a model is only timed: add --time", param_hint="MODEL")
@@ -132,9 +132,9 @@ def _selected_checks(
     timed_model: str | None, everything: bool, quick: bool, on_kernel: OnKernel
 ) -> Iterator[DoctorCheck]:
     """Yield all checks, or only a model's attention times; with `everything` both, a timing error as a failed check."""
-    from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
     from cortexmlx.cli.doctor.checks import run_checks
     from cortexmlx.cli.doctor.choices import NAME, time_choices
+    from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 
     if timed_model is None or everything:
         yield from run_checks(quick=quick, on_kernel=on_kernel)

@@ -11,13 +11,37 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.doctor.check import DoctorCheck
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.system.files import home_folder
+
+
+class CheckStatus(str, Enum):
+    """The result of a check: ok, warn or fail."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One line of the report of `cortexmlx doctor`: its result and what to do."""
+
+    name: str
+    """What was checked."""
+    verdict: CheckStatus
+    detail: str
+    """What was found."""
+    advice: str = ""
+    """What to do about it; empty for nothing."""
+    message: str = ""
+    """The whole text of a compiler or a library. Only `--json` shows it."""
+
 
 _PATH = re.compile(r"(?<![\w./~>-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\:'\",;()<>]+[/\\])+[^\s/\\:'\",;()<>]*")
 """An absolute path of two or more parts."""

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
+from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import EngineStats
 from cortexmlx.system.machine import working_set_bytes

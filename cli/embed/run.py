@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from cortexmlx.cli.embed.rows import EmbeddingRow
+from cortexmlx.cli.embed.files import EmbeddingRow
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.protocols.batch import INVALID_REQUEST

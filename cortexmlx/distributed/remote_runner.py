@@ -7,23 +7,32 @@ refused memory, no rank begins the pass, in which it would wait for the others.
 
 from __future__ import annotations
 
+import math
+import queue
+import threading
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.messages import (
+    ANSWER,
+    CALL,
     AnyCall,
     Begin,
+    CallAnswer,
     CanResize,
     Choose,
+    Close,
     Collect,
     Copy,
     Dispatch,
     Forget,
     Forward,
     MakeRunner,
+    NumberedCall,
     Open,
     PlanDigest,
     Prepare,
@@ -37,11 +46,11 @@ from cortexmlx.distributed.messages import (
     TellCommandBuffers,
     Trim,
     Value,
+    copy_error,
     to_sent_plan,
 )
-from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits
-from cortexmlx.distributed.ranks import RankChannels
-from cortexmlx.errors import HostLost, InvalidRequest
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangDetector, HangLimits, OverdueCall
+from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.execution.boundary import MemoryInUse, Refusal, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import GroupCounts, LayerGroup
@@ -276,3 +285,237 @@ def _first_refusal(answers: Sequence[Value]) -> Refusal | None:
     """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)
+
+
+# RankChannels: sends calls to all ranks of a group, and takes their answers.
+
+
+_CLOSE_SECONDS = 2.0
+"""How long `close` waits for the ranks, which may be in a collective that never ends."""
+
+_LOOK_SECONDS = 0.5
+"""How often a wait for answers is interrupted, to see who takes too long."""
+
+_SILENT_SECONDS = 2.0
+"""While no heartbeat of some rank came for so long, no rank counts as hanging: its link knows soon whether that one was
+stopped or is cut off, for which the others wait.
+"""
+
+_CAUSE_SECONDS = 1.0
+"""How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
+their collective before its connection is known to be closed.
+"""
+
+_TOLD_SECONDS = 5.0
+"""How long it waits when a connection is known to be lost: its error comes when the launcher was asked how the process
+ended.
+"""
+
+
+@dataclass
+class _ExpectedDigest:
+    """The plan digest that the answers to a call must have."""
+
+    step: int
+    digest: bytes
+    ranks: int
+    """How many ranks have not answered yet."""
+
+
+class RankChannels:
+    """The channels to all ranks of a group. A thread listens to each, so the first answer, failure or loss is seen
+    first: another rank may wait for that one in a collective for ever. A rank whose heartbeats come, and which
+    answers nothing for far longer than usual, fails too (`HangDetector`).
+
+    The first failure of any rank ends the group: it is raised, and every later call raises HostLost. That also holds
+    for an exception that lands while a call is being sent, since some ranks may have it and others not.
+    """
+
+    def __init__(
+        self, channels: Sequence[Channel], names: Sequence[str], limits: HangLimits = DEFAULT_HANG_LIMITS
+    ) -> None:
+        """`names` are those of the ranks, as a user would name them."""
+        self.channels, self.names = tuple(channels), tuple(names)
+        self.states: list[RankState | None] = [None] * len(channels)
+        """What each rank told last."""
+        self._number = 0
+        self._is_sending = False
+        self._failure: CortexError | None = None
+        self._digests: dict[int, _ExpectedDigest] = {}
+        self._calls = HangDetector(len(channels), limits)
+        self._message_queue: queue.SimpleQueue[tuple[int, bytes | Exception, float]] = queue.SimpleQueue()
+        for rank, channel in enumerate(self.channels):
+            listener = threading.Thread(
+                target=self._listen, args=(rank, channel), name=f"cortexmlx-{self.names[rank]}", daemon=True
+            )
+            listener.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the group has ended: by a failure, by an interrupted call, or by `close`."""
+        return self._failure is not None or self._is_sending
+
+    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
+        """Send all ranks a call, or each its own or none. Return its number and the last message. Raises HostLost."""
+        self._raise_if_ended()
+        self._number += 1
+        calls = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
+        messages: dict[int, bytes] = {}
+        message = b""
+        for call in calls:
+            if call is not None and id(call) not in messages:
+                messages[id(call)] = message = CALL.encode(NumberedCall(self._number, call))
+        self._is_sending = True
+        for rank, (channel, call) in enumerate(zip(self.channels, calls, strict=True)):
+            if call is not None:
+                self._calls.note_call(rank, self._number, call, time.monotonic())
+                try:
+                    channel.send(messages[id(call)])
+                except HostLost as error:
+                    self._is_sending = False
+                    raise self._mark_ended(self._channel_error(rank, error)) from error
+        self._is_sending = False
+        return self._number, message
+
+    def ask(self, asks: AnyCall | Sequence[AnyCall | None], is_opening: bool = False) -> list[Value]:
+        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost. With `is_opening`,
+        while a model is opened, it raises the first error of a rank, with the rank's name in front.
+        """
+        number, _ = self.send(asks)
+        asked_ranks = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
+        return self.await_answers(number, asked_ranks, is_opening)
+
+    def await_answers(self, number: int, ranks: Sequence[int], is_opening: bool = False) -> list[Value]:
+        """Wait for the answers of some ranks to the call with this number."""
+        values: dict[int, Value] = {}
+        while not all(rank in values for rank in ranks):
+            self._raise_if_ended()
+            rank, answer = self._next_answer(is_opening)
+            if answer.number == number:
+                values[rank] = answer.value
+        return [values[rank] for rank in ranks]
+
+    def expect_digest(self, number: int, step: int, digest: bytes) -> None:
+        """Require that every rank answers a call with this digest, that of the step `step`."""
+        self._digests[number] = _ExpectedDigest(step, digest, len(self.channels))
+
+    def close(self) -> None:
+        """Ask the ranks to close, and end the connections. Raises nothing. Safe to call again."""
+        if not self.has_ended:
+            with suppress(HostLost):
+                self._await_close(self.send(Close())[0])
+        self._failure = self._failure or HostLost("the model on the hosts is closed")
+        for channel in self.channels:
+            channel.close()
+
+    def _await_close(self, number: int) -> None:
+        """Wait for all answers to the call that closes, for two seconds at most."""
+        deadline, waiting_ranks = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
+        while waiting_ranks and (remaining := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                rank, message, _ = self._message_queue.get(timeout=remaining)
+                if isinstance(message, Exception) or ANSWER.decode(message).number == number:
+                    waiting_ranks.discard(rank)
+
+    def _listen(self, rank: int, channel: Channel) -> None:
+        """Queue all messages of a rank, and its loss at the end: the target of each thread."""
+        try:
+            while True:
+                self._message_queue.put((rank, channel.receive(), time.monotonic()))
+        except Exception as error:
+            self._message_queue.put((rank, error, time.monotonic()))
+
+    def _next_answer(self, is_opening: bool) -> tuple[int, CallAnswer]:
+        """Return the next answer of any rank. Raises a rank's error, and HostLost, also if a rank hangs."""
+        rank, message, arrival_time = self._next_message()
+        name = self.names[rank]
+        if isinstance(message, Exception):
+            raise self._mark_ended(self._channel_error(rank, message))
+        try:
+            answer = ANSWER.decode(message)
+        except HostLost as error:
+            raise self._mark_ended(copy_error(error, name)) from error
+        if (failure := answer.error) is not None:
+            is_own_error = is_opening and not isinstance(failure, HostLost)
+            raise self._mark_ended(
+                (not is_own_error and self._lost_rank_error()) or copy_error(failure, name), is_opening
+            )
+        self._calls.note_answer(rank, arrival_time)
+        if answer.state is not None:
+            self.states[rank] = answer.state
+        self._compare_digest(name, answer)
+        return rank, answer
+
+    def _next_message(self) -> tuple[int, bytes | Exception, float]:
+        """Return the next message or failure of any rank, and when it came. Raises HostLost if a rank hangs."""
+        while True:
+            try:
+                return self._message_queue.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                overdue = self._calls.find_overdue(time.monotonic(), [each.processor_seconds for each in self.channels])
+                if overdue is not None and not any(each.silent_seconds > _SILENT_SECONDS for each in self.channels):
+                    raise self._mark_ended(_hanging_error(overdue, self.names)) from None
+
+    def _lost_rank_error(self) -> CortexError | None:
+        """Return the error of a rank whose connection is lost, if one is known within `_CAUSE_SECONDS`; else None."""
+        failure_time = time.monotonic()
+        while True:
+            with suppress(queue.Empty):
+                rank, message, _ = self._message_queue.get(timeout=0.02)
+                if isinstance(message, Exception):
+                    return self._channel_error(rank, message)
+            is_loss_known = any(channel.lost for channel in self.channels)
+            if time.monotonic() >= failure_time + (_TOLD_SECONDS if is_loss_known else _CAUSE_SECONDS):
+                return None
+
+    def _channel_error(self, rank: int, error: Exception) -> CortexError:
+        """Return the error of a rank's channel, with the host that it is about."""
+        return copy_error(error, error.host if isinstance(error, HostLost) else self.names[rank])
+
+    def _compare_digest(self, name: str, answer: CallAnswer) -> None:
+        """Raise HostLost if an answer has another digest than expected."""
+        expected = self._digests.get(answer.number)
+        if answer.digest != (None if expected is None else expected.digest):
+            step_text = "" if expected is None else f", as seen at step {expected.step}"
+            raise self._mark_ended(
+                HostLost(
+                    f"{name} has carried out other plans or block tables than were sent{step_text}: this is a fault of "
+                    "cortexmlx, please report it",
+                    host=name,
+                )
+            )
+        if expected is not None:
+            expected.ranks -= 1
+            if not expected.ranks:
+                del self._digests[answer.number]
+
+    def _raise_if_ended(self) -> None:
+        """Raise HostLost if the group has ended, or if a call was interrupted."""
+        if self._is_sending:
+            raise HostLost("a call to the hosts was interrupted, so that only some have it: the group must start anew")
+        if self._failure is not None:
+            raise HostLost(str(self._failure), host=getattr(self._failure, "host", None))
+
+    def _mark_ended(self, error: CortexError, is_opening: bool = False) -> CortexError:
+        """Note that the group has ended. Return the error to raise: HostLost, unless the model is being opened."""
+        if not isinstance(error, HostLost) and not is_opening:
+            error = HostLost(f"{type(error).__name__} on {error}")
+        self._failure = error
+        return error
+
+
+def _hanging_error(overdue: OverdueCall, names: Sequence[str]) -> HostLost:
+    """Return the error for a call that takes too long."""
+    usual_text = (
+        "" if overdue.usual_seconds is None else f", and calls like it took at most {overdue.usual_seconds:.3g} s"
+    )
+    delay_text = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual_text}"
+    hint = f"If it is only slow, give it more time: {HANG_SWITCH}={math.ceil(2 * overdue.seconds)}"
+    if overdue.culprit is not None:
+        host = names[overdue.culprit]
+        return HostLost(f"{host} hangs: it {delay_text}. {hint}", host=host)
+    usage_text = "; ".join(
+        f"{names[rank]} used {'an unknown' if seconds is None else f'{seconds:.1f} s of'} processor time"
+        for rank, seconds in zip(overdue.ranks, overdue.processor_seconds, strict=True)
+    )
+    return HostLost(f"a worker hangs, and it is not known which: each {delay_text}. {usage_text}. {hint}")

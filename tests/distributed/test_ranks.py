@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from cortexmlx.distributed import ranks as ranks_module
+from cortexmlx.distributed import remote_runner as ranks_module
 from cortexmlx.distributed.messages import ANSWER, CALL, CanResize, Forget, Value, answer_with
 from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits, OverdueCall
-from cortexmlx.distributed.ranks import RankChannels
+from cortexmlx.distributed.remote_runner import RankChannels
 from cortexmlx.errors import HostLost, ModelCorrupt
 from support.hosts.channels import QueueChannel, channel_pair
 from support.patience import PATIENCE, soon

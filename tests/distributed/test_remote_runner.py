@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.distributed import ranks as ranks_module
+from cortexmlx.distributed import remote_runner as ranks_module
 from cortexmlx.distributed.group import rank_options
 from cortexmlx.distributed.messages import CALL, Dispatch, Forward, NumberedCall, TellCommandBuffers
 from cortexmlx.distributed.overdue import HangLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from cortexmlx.cli.chat.tools.calls import CONSENT, format_call
+from cortexmlx.cli.chat.talk import CONSENT, format_call
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import RequestDefaults

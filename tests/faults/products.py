@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 TEXT, ENTRY = "metal/shaders/quantized_product.metal", "metal/products/kernel.py"
 SHAPE, SERVED = "metal/products/shape.py", "cortexmlx/products/served.py"
-SHARED = "cortexmlx/products/shared_input.py"
+SHARED = "cortexmlx/products/served.py"
 
 _BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 WIRE, DIGEST = "cortexmlx/distributed/messages.py", "cortexmlx/distributed/messages.py"
-RANKS, SERVER = "cortexmlx/distributed/ranks.py", "cortexmlx/distributed/rank_server.py"
+RANKS, SERVER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/distributed/rank_server.py"
 OVERDUE = "cortexmlx/distributed/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
 MODEL, STATES = "cortexmlx/distributed/hosted_model.py", "cortexmlx/execution/states.py"

@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 FORMAT, READER = "cortexmlx/structured/calls/format.py", "cortexmlx/structured/calls/reader.py"
 FITTING = "cortexmlx/models/tokenizers/fitting.py"
-ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
+ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/talk.py"
 STREAM, TAGGED = "cortexmlx/core/text.py", "cortexmlx/structured/calls/tagged.py"
 LITERALS = "cortexmlx/structured/calls/literals.py"
 

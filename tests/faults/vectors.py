@@ -11,8 +11,8 @@ MODELS = "cortexmlx/server/models.py"
 BATCH = "cortexmlx/protocols/batch.py"
 RUN = "cli/embed/run.py"
 FILES = "cli/embed/files.py"
-JSONL = "cli/embed/jsonl.py"
-NPY = "cli/embed/npy.py"
+JSONL = "cli/embed/files.py"
+NPY = "cli/embed/files.py"
 COMMAND = "cli/embed/command.py"
 
 TESTS = (

@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/in_process_model.py"
 HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/in_process_model.py"
-CALLS, TEXT = "metal/kernels.py", "metal/text.py"
+CALLS, TEXT = "metal/kernels.py", "metal/kernels.py"
 
 TESTS = ("metal/test_text.py", "core/test_warm_up.py", "attention/test_calls.py")
 """The tests that judge these faults."""

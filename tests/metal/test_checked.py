@@ -10,14 +10,13 @@ import pytest
 from cortexmlx import metal
 from cortexmlx.cli.doctor import checks
 from cortexmlx.metal.checked import CHECKED, CheckedKernel, select_quick
-from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.kernels import KernelFactory, minify
 from cortexmlx.metal.lab.kernel_files import kernel_texts
 from cortexmlx.metal.lab.sim import metal_kernel
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.tail_write import WRITES
-from cortexmlx.metal.text import minify
 from cortexmlx.products import selfcheck
 
 SHADERS = {path.name: minify(path.read_text()) for path in Path(str(metal.__file__)).parent.glob("shaders/*.metal")}

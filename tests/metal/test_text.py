@@ -12,13 +12,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.metal.kernels import QUANTIZED_HEADERS, DecodeKernels, kernel_text
+from cortexmlx.metal.kernels import QUANTIZED_HEADERS, DecodeKernels, kernel_text, minify
 from cortexmlx.metal.lab.sim.toolchain import find_compiler
 from cortexmlx.metal.prefill import PrefillKernel
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.rules import GEOMETRIES
 from cortexmlx.metal.tail_write import TailWriteKernel
-from cortexmlx.metal.text import minify
 
 SHADERS = sorted(path.name for path in (files("cortexmlx.metal") / "shaders").iterdir())
 

@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx.metal.kernels import minify
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.metal.text import minify
 from cortexmlx.products.selfcheck import check_product
 
 SHAPE = ProductShape("float16", "affine", 4, 64, 256, 5000)

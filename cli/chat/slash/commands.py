@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.slash import display, files, models, settings, tools, turns
+from cortexmlx.cli.chat.slash import display, files, models, settings, turns
 from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.terminal.console import print_rows
 
@@ -53,7 +53,7 @@ def leave(chat: ChatSession, argument: str, console: Console) -> None:
     raise LeaveChat
 
 
-_MODULES = (turns, files, settings, tools, models, display)
+_MODULES = (turns, files, settings, models, display)
 _MODULE_COMMANDS = (each for module in _MODULES for each in vars(module).values() if isinstance(each, SlashCommand))
 COMMANDS: tuple[SlashCommand, ...] = (show_help, *_MODULE_COMMANDS, leave)
 """All commands, in the order of /help."""

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.talk import ChatLoop
-from cortexmlx.cli.chat.tools.calls import CONSENT
+from cortexmlx.cli.chat.talk import CONSENT, ChatLoop
 from cortexmlx.cli.start import run
 from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation

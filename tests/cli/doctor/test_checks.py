@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.doctor.checks import CHECKS, run_checks
+from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.products.shape import PRODUCTS

@@ -11,8 +11,8 @@ import pytest
 from cortexmlx.attention.autotuning import current_identity
 from cortexmlx.autotune.table import ChoiceTable, TimedJob
 from cortexmlx.autotune.timing import Timing
-from cortexmlx.cli.doctor.check import CheckStatus
 from cortexmlx.cli.doctor.choices import choice_line, saved_choices
+from cortexmlx.cli.doctor.report import CheckStatus
 from cortexmlx.cli.start import run
 from cortexmlx.stats import ChoiceSource, TimedChoice
 

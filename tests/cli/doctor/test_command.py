@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.cli.doctor import checks
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
+from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.cli.start import run
 from cortexmlx.metal.rules import Variant
 from support.kernels.broken_kernels import COMPILE_ERROR, copying, dropped, raising

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.doctor import checks, report, trial
-from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
-from cortexmlx.cli.doctor.report import Anonymizer, safe_environment
+from cortexmlx.cli.doctor.report import Anonymizer, CheckStatus, DoctorCheck, safe_environment
 from cortexmlx.cli.start import run
 
 FINE = DoctorCheck("fine", CheckStatus.OK, "as it should be")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.doctor import trial
-from cortexmlx.cli.doctor.check import CheckStatus
+from cortexmlx.cli.doctor.report import CheckStatus
 from cortexmlx.cli.doctor.trial import check_arena_writes
 from cortexmlx.stats import ArenaWrites, CommandBuffers
 

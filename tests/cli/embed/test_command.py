@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.cli.embed import run as runs
-from cortexmlx.cli.embed.npy import make_header
+from cortexmlx.cli.embed.files import make_header
 from cortexmlx.cli.start import run
 from cortexmlx.errors import EngineClosed
 from support.cli.cli_fakes import Fakes

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.embed import run as runs
-from cortexmlx.cli.embed.rows import EmbeddingRow
+from cortexmlx.cli.embed.files import EmbeddingRow
 from cortexmlx.cli.embed.run import EmbedRun
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, PromptTooLong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.cli.serve.names import make_names
+from cortexmlx.cli.serve.command import make_names
 from cortexmlx.errors import InvalidRequest
 
 

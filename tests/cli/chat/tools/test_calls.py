@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.cli.chat.input import LineCleared
 from cortexmlx.cli.chat.session import TurnStopped
-from cortexmlx.cli.chat.tools.calls import ToolCallDisplay, format_call, shorten_result
+from cortexmlx.cli.chat.talk import ToolCallDisplay, format_call, shorten_result
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
 from cortexmlx.structured.tools import ToolCall
 
