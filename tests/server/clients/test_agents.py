@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from support.clients.agents import CLAUDE_CODE, CODEX, DONE, FILE, OPENCODE, RIG
 from support.clients.home import Home
 from support.clients.installed import HERE, node, program
 from support.clients.launched import GREETING
-from support.clients.scripted import CONTEXT
+from support.clients.scripted import CONTEXT, Turn
+from support.clients.served import BLOCK, Exchange
 
 pytestmark = pytest.mark.slow
 
@@ -48,3 +51,46 @@ def test_a_launched_agent_is_answered_and_knows_the_context(
     if agent == "claude":
         [usage] = json.loads(done.stdout)["modelUsage"].values()
         assert usage["contextWindow"] == CONTEXT
+
+
+# -- What a server computes for agents: what is new, whether their turns go on or a conversation begins ---------------
+
+
+OTHER = "There is a mistake in notes.txt. Repair it."
+MARKS = 8
+"""The most tokens that a template writes around a message."""
+
+AGENTS = pytest.mark.parametrize("agent", [OPENCODE, CODEX, CLAUDE_CODE], ids=lambda agent: agent.section)
+
+
+def new_tokens(before: Exchange, after: Exchange) -> int:
+    """How many tokens a turn's prompt has that the turn before it had not, nor its answer."""
+    assert before.tokens is not None and after.tokens is not None
+    return after.tokens.prompt - before.tokens.prompt - before.tokens.answer
+
+
+@AGENTS
+def test_from_the_second_turn_on_only_new_tokens_are_computed(agent: Agent, serving: Any, home: Home) -> None:
+    server = serving(agent.script(home))
+    agent.correct(home, server.url)
+    assert server.refused == []
+    turns = server.turns(agent.path)
+    assert len(turns) == 3
+    computed = [(after.computed, new_tokens(before, after) + 2 * BLOCK) for before, after in pairwise(turns)]
+    assert all(have <= most for have, most in computed), computed
+
+
+@AGENTS
+def test_a_second_conversation_finds_the_tools_and_the_instructions(agent: Agent, serving: Any, home: Home) -> None:
+    asked: list[Sequence[Turn]] = []
+    script = agent.script(home)
+    server = serving(lambda turns: asked.append(turns) or script(turns))
+    agent.correct(home, server.url)
+    first = len(server.turns(agent.path))
+    agent.correct(home, server.url, OTHER)
+    assert server.refused == []
+    begun = server.turns(agent.path)[first]
+    prompt = next(turns for turns in asked if turns[0].role == "tools" and OTHER in str(turns))
+    own = next(place for place, turn in enumerate(prompt) if turn.role == "user")
+    words = sum(len(server.engine.encode(turn.text)) + MARKS for turn in prompt[own:])
+    assert begun.computed <= words + 2 * BLOCK, (begun.tokens, words)
