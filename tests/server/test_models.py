@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anthropic
@@ -26,9 +27,26 @@ from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.residency import FIRST_SECONDS
 from cortexmlx.server.settings import LoggedRequest
 from support.clients.in_process import InProcess
-from support.fakes.adapted import Adapted
 from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
+
+
+class Adapted:
+    """An engine with adapters of these names."""
+
+    def __init__(self, engine: Any, *names: str) -> None:
+        self._engine = engine
+        self.adapters: Any = MappingProxyType(dict.fromkeys(names))
+        self.asked: list[str | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, *prompt: Any, adapter: str | None = None, **options: Any) -> Any:
+        """As the engine's."""
+        self.asked.append(adapter)
+        return self._engine.submit(*prompt, **options)
+
 
 BODY: Any = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 6, "temperature": 0}
 PATH = "/v1/chat/completions"
