@@ -67,10 +67,6 @@ def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
     return ReportSection("speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)))
 
 
-def _workload_name(result: WorkloadResult) -> str:
-    return f"{result.workload.kind.value} x{result.workload.rows}"
-
-
 def _table_row(result: WorkloadResult) -> tuple[str, ...]:
     figures = _json_record(result)
     return (
