@@ -19,7 +19,7 @@ TESTS = (
     "protocols/openai/test_embeddings.py",
     "protocols/test_rerank.py",
     "server/test_embeddings.py",
-    "server/test_models.py",
+    "server/test_models_adapters.py",
     "server/test_models_adapters_engine.py",
     "cli/embed/test_run.py",
     "cli/embed/test_command.py",
