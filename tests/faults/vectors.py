@@ -14,7 +14,7 @@ TESTS = (
     "protocols/openai/test_embeddings.py",
     "protocols/test_rerank.py",
     "server/test_embeddings.py",
-    "server/test_models.py",
+    "server/test_models_adapters.py",
     "server/test_models_adapters_engine.py",
     "cli/batch/test_command_adapters.py",
 )
