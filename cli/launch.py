@@ -275,7 +275,7 @@ def redirect_stderr(path: Path) -> Iterator[int]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = os.dup(2)
     try:
-        with open(path, "ab") as file:
+        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
             sys.stderr.flush()
             os.dup2(file.fileno(), 2)
             try:

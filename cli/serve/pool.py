@@ -229,7 +229,7 @@ def pull_model(
     if resolve_model(name).kind is not SourceKind.HUB:
         raise ModelNotFound(f"{name} is no hub id where the server runs: a folder or a file has this name")
     assert pool.memory is not None
-    configs = {name: replace(config, model=name, adapters=None)}
+    configs = {name: replace(config, model=name, adapter=None, adapters=None, draft=None)}
     plan_memory(configs, pool.memory)  # what cannot fit is not downloaded
     engines.download_model(name, on_progress)
     plan = plan_memory(configs, pool.memory)[name]

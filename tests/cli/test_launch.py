@@ -111,7 +111,7 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
     assert str(log) in said and "GET /v1/models 200" in log.read_text() and "GET /v1/models" not in said
-    assert not is_served(told["ANTHROPIC_BASE_URL"])
+    assert not is_served(told["ANTHROPIC_BASE_URL"]) and not log.stat().st_mode & 0o077
 
 
 def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:

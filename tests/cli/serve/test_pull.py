@@ -28,7 +28,7 @@ def test_what_is_pulled_is_planned_and_can_be_asked(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(engines, "download_model", lambda name, on_progress: fetched.append(name))
     first, config = (
         ServedModel("one", lambda progress: pytest.fail("not asked for"), 1),
-        EngineConfig("one", max_rows=2),
+        EngineConfig("one", max_rows=2, draft="/one's/draft", adapter="/one's/adapter"),
     )
 
     def pull(pool: ModelPool, name: str) -> None:
