@@ -11,7 +11,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.serve.pool import DefaultSettings, pull_model
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest, ModelNotFound
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
 from cortexmlx.server import ModelPool, ServedModel
 from support.folders import cached_model
 from support.models.calling import write_calling
@@ -43,6 +43,10 @@ def test_what_is_pulled_is_planned_and_can_be_asked(tmp_path: Path, monkeypatch:
         lease.release()
         with pytest.raises(ModelNotFound, match="hub id"):  # a folder of the server's is nobody's to serve
             pull(pool, "org/mine")
+        (cached_model(tmp_path / "hub", "org/broken", complete=False) / "config.json").write_text("[")
+        with pytest.raises(ModelCorrupt, match="org/broken") as told:
+            pull(pool, "org/broken")
+        assert str(tmp_path) not in str(told.value)  # where its files are is nobody's business
     with ModelPool([first], memory="50KB") as small, pytest.raises(InvalidRequest, match="--memory"):
         pull(small, "org/tiny")
     assert fetched == ["org/tiny"]  # no gigabytes for what does not fit
