@@ -100,7 +100,8 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def _text_of(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    text = "".join(each if each.isprintable() else "?" for each in host[:200])  # a log may be on a terminal
+    return f"{scheme}://{f'[{text}]' if ':' in text else text}:{port}"
 
 
 def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
