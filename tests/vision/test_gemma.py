@@ -283,13 +283,16 @@ def test_an_image_for_which_memory_is_refused_fails_alone(
     image, core = show(driver)[-1], driver.core
     core._release_arena()
     core.cache.pools.grow((blocks, 60))  # in windows, those of the image alone would fit, not those before it
-    monkeypatch.setattr(KVArena, "can_resize", lambda arena, wanted: wanted[0] <= blocks)
-    early, late = driver.add([7, 8], 20), driver.add([9] * 23 + [*image, 5], 8)
+    most, prompt = [blocks], [9] * 23 + [*image, 5]
+    monkeypatch.setattr(KVArena, "can_resize", lambda arena, wanted: wanted[0] <= most[-1])
+    early, late = driver.add([7, 8], 20), driver.add(prompt, 8)
     others = driver.add(image, 8, n=2), driver.add([4] * 20, 8)
     driver.finish()
     assert [len(driver.result(each).token_ids) for each in (early, *others)] == [20, 8, 8]
     with pytest.raises(KVCacheFull, match="an image is computed in one step"):
         driver.result(late)
+    most.append(75)
+    assert len(driver.result_of(prompt, 8).token_ids) == 8, "memory is there again"
 
 
 def test_other_towers_are_refused(folders: dict[str, Path]) -> None:
