@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling import drafts
@@ -329,7 +330,7 @@ class Scheduler:
         pools = self.cache.pools
         limit = pools.max_blocks
         plan = self._plan_step(in_flight)
-        if plan is None and not in_flight and self._jobs and limit != pools.configured_blocks:
+        if plan is None and not in_flight and self._jobs and (limit != pools.configured_blocks or self.ended_jobs):
             self._allow_growth()  # nobody runs, and whoever waits does not fit into what the system allowed
             limit = pools.max_blocks
             plan = self._plan_step(in_flight)
@@ -352,12 +353,15 @@ class Scheduler:
         self._running_set.has_outgrown_cache = False
         jobs = self._running_set.jobs or self._jobs.values()
         for job in limit_stuck_jobs(list(jobs), self.cache.tables.capacity_tokens):
-            if job.num_generated:
-                self.finish(job.id, FinishReason.LENGTH)
-            else:
-                self.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
-            self.ended_jobs.append(job)
+            self._end_stuck_job(job)
         self._admission.recheck_queue()
+
+    def _end_stuck_job(self, job: Job) -> None:
+        if job.num_generated:
+            self.finish(job.id, FinishReason.LENGTH)
+        else:
+            self.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
+        self.ended_jobs.append(job)
 
     def _plan_step(self, in_flight: int) -> StepPlan | None:
         """Plan the next step if nothing must be waited for, and count it by its drain reason (None: it ran ahead)."""
@@ -461,10 +465,16 @@ class Scheduler:
     def _reserve(self, job: Job, tokens: int) -> None:
         """Make room for `tokens` tokens of a running job: drop headroom, then preempt victims.
 
-        One job alone always fits, because its limit keeps it within the cache.
+        One job alone always fits, because its limit keeps it within the cache. But an image that no step may cut needs
+        more than a window's blocks: if the system refused these, its job ends.
         """
-        while job.is_running and not self._running_set.reserve(job, tokens):
-            self._preempt(self._running_set.victim)
+        try:
+            while job.is_running and not self._running_set.reserve(job, tokens):
+                self._preempt(self._running_set.victim)
+        except KVCacheFull:
+            if job.request.images is None:
+                raise
+            self._end_stuck_job(job)
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks for other jobs, and queue it again."""

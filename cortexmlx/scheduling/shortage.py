@@ -136,10 +136,14 @@ def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
 
 
 def cache_full_error(job: Job, capacity: int) -> KVCacheFull:
-    """Return the error for a job whose prompt does not fit into the cache that the system allowed."""
+    """Return the error for a job whose prompt, or an image in it, does not fit into the cache that the system
+    allowed.
+    """
+    full = f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}"
+    if job.prompt_length <= capacity:
+        full = "an image is computed in one step, and the KV cache has no room for all its tokens at once"
     return KVCacheFull(
-        f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}, for the system refuses it more "
-        "memory now: free some and ask again, or shorten the prompt"
+        f"{full}, for the system refuses it more memory now: free some and ask again, or shorten the prompt"
     )
 
 

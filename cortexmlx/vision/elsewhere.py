@@ -28,8 +28,9 @@ FETCH_SECONDS = 10.0
 MAX_FETCHES = 8
 """Images that are fetched at a time: each holds a thread."""
 
-_TRANSLATED = [ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
-"""Addresses in which others are hidden, by NAT64, 6to4 and Teredo."""
+_NAT64, _OLD = ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96"), ("2002::/16", "2001::/32", "::/96", "fec0::/10")
+_NOT_GLOBAL = [ipaddress.ip_network(each) for each in (*_NAT64, *_OLD)]
+"""Addresses in which others are hidden, by NAT64, 6to4, Teredo and what came before, and those of sites."""
 
 
 class ImagesElsewhere:
@@ -99,7 +100,8 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def _text_of(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    text = "".join(each if each.isprintable() else "?" for each in host[:200])  # a log may be on a terminal
+    return f"{scheme}://{f'[{text}]' if ':' in text else text}:{port}"
 
 
 def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
@@ -144,7 +146,7 @@ def _address_of(host: str, port: int) -> str:
     for text in sorted(found):
         address = ipaddress.ip_address(text.partition("%")[0])
         address = getattr(address, "ipv4_mapped", None) or address
-        hidden = any(address.version == each.version and address in each for each in _TRANSLATED)
+        hidden = any(address.version == each.version and address in each for each in _NOT_GLOBAL)
         if address.is_global and not address.is_multicast and not hidden:
             return text
     raise InvalidRequest(

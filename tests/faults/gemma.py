@@ -34,6 +34,7 @@ FAULTS = (
         "if count > budget and prefill_counts:",
         "if False:",
     ),
+    Fault("an image without memory fails everybody", SCHEDULER, "if job.request.images is None:", "if True:"),
     Fault(
         "short images are computed with other short pieces",
         "cortexmlx/attention/reference_step.py",

@@ -27,7 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
-SIGHTED = ("qwen3_5", "qwen3_5 head", "qwen3_vl", "qwen3_vl 8 bits", "qwen3_5_moe head")
+SIGHTED = ("qwen3_5", "qwen3_5 head", "qwen3_vl", "qwen3_vl 8 bits", "qwen3_5_moe head", "mistral3")
+SIGHTED += ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified")
 HEADS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite")
 
 
@@ -41,6 +42,7 @@ def main() -> int:
     from support.models.quantized_models import wide
     from support.models.recurrent import RECURRENT
     from support.models.sighted import add_sight, write_sighted
+    from support.models.sighted_gemma import write_sighted_gemma
     from support.models.tiny import write_tiny
     from support.patience import PATIENCE
     from support.speculation.counts import Counts
@@ -69,7 +71,9 @@ def main() -> int:
             path = root / name.replace(" ", "-") / "model"
             if extra.endswith("images"):
                 wider: dict[str, Any] = {"head_dim": 64} if "8 bits" in extra else {}
-                if not path.exists() and "head" in extra:
+                if not path.exists() and "gemma" in model:
+                    write_sighted_gemma(path, name.removesuffix(" images"))
+                elif not path.exists() and "head" in extra:
                     write_draft_head(path, model)
                     add_sight(path, model)
                 elif not path.exists():

@@ -98,6 +98,9 @@ def test_a_listed_host_is_asked_and_no_other(web: Web) -> None:
         f"http://{web.port}/",
     ):
         refuses(source, name, "not listed.*--fetch-images")
+    with pytest.raises(InvalidRequest) as long:
+        source.read(f"http://a\x1b7\x07{'c' * 9999}/")
+    assert str(long.value).isprintable() and len(str(long.value)) < 400
     for name in (f"http://a@127.0.0.1:{web.port}/", "http://127.0.0.1:x/", "http:///", "http://[/"):
         refuses(source, name, "cannot be read")
     for name in ("ftp://127.0.0.1/a", "file:///etc/passwd", "/etc/passwd", "a.png", "gopher://x"):
@@ -140,7 +143,10 @@ def test_nobody_is_sent_elsewhere(web: Web) -> None:
             "fc00::1",
             "::ffff:10.0.0.1",
             "64:ff9b::a00:1",
+            "::ffff:0:10.0.0.1",
             "2002:a00:1::",
+            "::10.0.0.1",
+            "fec0::1",
             "ff02::1",
             "::",
         ),

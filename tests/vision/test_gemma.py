@@ -13,15 +13,17 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.core.prompt import tokenize
-from cortexmlx.errors import ModelUnsupported
+from cortexmlx.errors import KVCacheFull, ModelUnsupported
+from cortexmlx.kv.arena import KVArena
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision import gemma, towers
 from cortexmlx.vision.images import ImageProcessor, open_image
+from support.engine.core_driver import Driver
 from support.models.assistants import write_pair
 from support.models.draft_heads import pack, rounded
-from support.models.sighted import picture, prompts, shown
+from support.models.sighted import picture, prompts, show, shown
 from support.models.sighted_gemma import CONFIGS, add_gemma_tower, write_sighted_gemma
 
 pytest.importorskip("PIL")
@@ -271,6 +273,26 @@ def test_an_image_needs_a_step_of_its_size_and_a_template_trims_around_it(folder
         text = engine._tokenizer.decode([max(token, 0) for token in tokens], special_tokens=True)
         begin, _, end = text.partition("!" * 16)
         assert begin.endswith("a\n\n<start_of_image>") and end.startswith("<end_of_image>\n\nb"), text
+
+
+@pytest.mark.parametrize("blocks", [8, 10])
+def test_an_image_for_which_memory_is_refused_fails_alone(
+    folders: dict[str, Path], blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(folders[LARGE], tokens=600, prefill_budget=80)
+    image, core = show(driver)[-1], driver.core
+    core._release_arena()
+    core.cache.pools.grow((blocks, 60))  # in windows, those of the image alone would fit, not those before it
+    most, prompt = [blocks], [9] * 23 + [*image, 5]
+    monkeypatch.setattr(KVArena, "can_resize", lambda arena, wanted: wanted[0] <= most[-1])
+    early, late = driver.add([7, 8], 20), driver.add(prompt, 8)
+    others = driver.add(image, 8, n=2), driver.add([4] * 20, 8)
+    driver.finish()
+    assert [len(driver.result(each).token_ids) for each in (early, *others)] == [20, 8, 8]
+    with pytest.raises(KVCacheFull, match="an image is computed in one step"):
+        driver.result(late)
+    most.append(75)
+    assert len(driver.result_of(prompt, 8).token_ids) == 8, "memory is there again"
 
 
 def test_other_towers_are_refused(folders: dict[str, Path]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from functools import cache
+import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx.utils import tree_flatten
 
+from cortexmlx.types.images import BothWays
 from support.models.tiny import BASE, write_tiny
 from support.models.towers import tower_tensor
 
@@ -133,14 +136,17 @@ class SightedJudge:
     """Prepared images, by their first token, of all judges."""
 
     def __init__(self, model: Any, folder: Path) -> None:
-        from cortexmlx.vision.qwen import read_tower
+        from cortexmlx.vision.families import FAMILIES
 
         self._model, self._axes, self._deep = model, None, []
         config = json.loads((folder / "config.json").read_text())
-        self._tower = read_tower(folder, config, mx.float32)
+        family = FAMILIES[config["model_type"]]
+        self._tower, self._both_ways = family.read_tower(folder, config, mx.float32), family.sees_both_ways(config)
+        assert self._tower is not None
         for index, layer in enumerate(model.layers):
             layer.__class__ = self._deeper(type(layer), index)
-            if (rope := getattr(getattr(layer, "self_attn", None), "rope", None)) is not None:
+            rope = getattr(getattr(layer, "self_attn", None), "rope", None)
+            if rope is not None and self._tower.turns_by_axes:
                 rope.__class__ = self._turned(type(rope))
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
@@ -149,6 +155,7 @@ class SightedJudge:
         text = tokens[0].tolist()
         embeddings = self._model.language_model.model.embed_tokens(mx.maximum(tokens, 0))
         spans, self._deep, at = [], [], 0
+        of_image = -1 - np.arange(len(text))
         while at < len(text):
             if text[at] >= 0:
                 at += 1
@@ -157,18 +164,31 @@ class SightedJudge:
             end = at + len(image.tokens)
             assert tuple(text[at:end]) == image.tokens
             state = self._tower.begin(mx.array(image.patches), image.grid)
-            for _ in range(self._tower.config.depth):
+            for _ in range(self._tower.depth):
                 self._tower.step(state)
             features, deep = self._tower.finish(state)
-            embeddings[0, at:end] = features
+            is_image = tokens[0, at:end, None] < 0  # and the ends of rows are not
+            embeddings[0, at:end] = mx.where(is_image, features, embeddings[0, at:end])
+            of_image[at:end] = at
             self._deep = self._deep or [mx.zeros_like(embeddings) for _ in deep]
             for whole, own in zip(self._deep, deep, strict=True):
                 whole[0, at:end] = own
             spans.append(ImageSpan(at, *image.merged_grid))
             at = end
         self._axes = rope_positions(len(text), spans)[0]
-        logits: mx.array = self._model(tokens, cache=cache, input_embeddings=embeddings)
+        tokens, module = mx.maximum(tokens, 0), sys.modules[type(self._model.language_model).__module__]
+        with pytest.MonkeyPatch.context() as patch:
+            if self._both_ways is not BothWays.NOWHERE:
+                patch.setattr(module, "create_attention_mask", partial(self._mask, of_image))
+            logits: mx.array = self._model(tokens, cache=cache, input_embeddings=embeddings)
         return logits
+
+    def _mask(self, of_image: Any, h: mx.array, cache: Any = None, window_size: int | None = None) -> mx.array:
+        query, token = np.arange(len(of_image))[:, None], np.arange(len(of_image))
+        seen = token <= query
+        if window_size or self._both_ways is BothWays.EVERYWHERE:
+            seen |= of_image[:, None] == of_image
+        return mx.array(seen & (token > query - (window_size or len(of_image))))
 
     def _deeper(self, kind: Any, index: int) -> Any:
         class Deeper(kind):  # type: ignore[misc]

@@ -28,9 +28,13 @@ class SightedTrial(Trial):
             at = min(self.dice.choice([0, 0, 9, self.dice.randrange(60)]), len(asked.prompt))
             for _ in range(self.dice.choice([0, 0, 1, 1, 2, 3])):
                 image = list(self.dice.choice(tokens[: self.dice.choice([3, len(tokens)])]))
-                if len(asked.prompt) + len(image) <= MAX_TURN:
+                if len(asked.prompt) + len(image) <= MAX_TURN + 150 * ("gemma4" in self.kind.name):
                     asked.prompt = [*asked.prompt[:at], *image, *asked.prompt[at:]]
                     at += self.dice.choice([0, len(image)])
+
+    def _settings(self) -> dict[str, Any]:
+        budget = {"gemma3": 24, "gemma4": 80}.get(self.kind.name.split()[0])  # an image's tokens depend on it
+        return super()._settings() | ({} if budget is None else {"prefill_budget": budget})
 
     def _roomy(self) -> Driver:
         return roomy(self.kind.folder, tuple(self._settings().items()))

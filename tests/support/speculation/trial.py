@@ -83,17 +83,17 @@ class Trial:
         dice = self.dice
         tight, states = dice.random() < 0.5, 80 if self.kind.name.split()[0] in RECURRENT else 0
         states += 80 if "head" in self.kind.name else 0  # its keys and values
+        states += 150 if "gemma4" in self.kind.name else 0  # images of up to 70 tokens
         tokens = dice.choice([104, 120, 144]) + states if tight else 2048
         driver = Driver(
             self.kind.folder,
             tokens=tokens,
             block_size=8 if tight else dice.choice([8, 16]),
             max_rows=dice.randint(3, 8) if tight else dice.randint(1, 6),
-            prefill_budget=dice.choice([8, 16, 64]),
             pipeline=dice.random() < 0.8,
             prefix_cache=dice.random() < 0.8,
             speculate=True,
-            **self._settings(),
+            **{"prefill_budget": dice.choice([8, 16, 64])} | self._settings(),
             **({} if self.store is None else {"kv_store": self.store}),
         )
         driver.limit_blocks(tokens)
@@ -170,7 +170,7 @@ class Trial:
 def roomy(folder: Path, settings: tuple[tuple[str, Any], ...]) -> Driver:
     """An engine with room for everything. It computes forced tokens one by one."""
     roomy = {"tokens": 8192, "max_rows": 8, "prefill_budget": 64, "prefix_cache": False, "speculate": False}
-    driver = Driver(folder, **roomy, **dict(settings))
+    driver = Driver(folder, **roomy | dict(settings))
     driver.core.scheduler.set_drafts = lambda job_id, tokens: None  # type: ignore[method-assign]
     if driver.core.model.images is not None:
         show(driver)
