@@ -154,9 +154,9 @@ def find_server(model: str | None) -> AgentServer | None:
             and (model is None or each["id"] in names)
             and isinstance(each.get("context_length"), int)
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        return AgentServer(RUNNING_URL, key or "none", found["id"], found["context_length"])
+    except Exception:  # what else listens there may say anything
         return None
-    return AgentServer(RUNNING_URL, key or "none", found["id"], found["context_length"])
 
 
 @contextmanager
@@ -212,6 +212,7 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(context),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            **dict.fromkeys(("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"), ""),
         }
         return AgentSetup(environment, removed=("ANTHROPIC_API_KEY",), settings={"env": environment})
     if agent is Agent.codex:
@@ -274,7 +275,7 @@ def redirect_stderr(path: Path) -> Iterator[int]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = os.dup(2)
     try:
-        with open(path, "ab") as file:
+        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
             sys.stderr.flush()
             os.dup2(file.fileno(), 2)
             try:
@@ -291,6 +292,8 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
     signals that would end us are sent on. If it stops itself, so do we, and it goes on with us.
     """
     kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy would read along
+        kept[name] = ",".join(filter(None, (kept.get(name), "127.0.0.1")))
     with ExitStack() as stack:
         words = [command, *setup.arguments]
         if setup.settings:

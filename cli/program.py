@@ -17,7 +17,7 @@ STARTED_BY = "CORTEXMLX_STARTED_BY"
 MAKE_TARGETS = ("chat", "serve", "bench")
 """The commands that are also targets of the Makefile, which takes MODEL and ARGS."""
 
-COMMANDS = "chat|chats|generate|batch|embed|serve|launch|eval|plan|cache|models|doctor|bench"
+COMMANDS = "chat|chats|generate|batch|serve|launch|eval|plan|cache|models|doctor|bench"
 
 _SUGGESTED_COMMAND = re.compile(rf"(?<![\w./-]){NAME} ((?:{COMMANDS}|COMMAND|--help|--version)\b[^`\n]*)")
 """A command within a message: up to the quotation mark after it, or to the end of its line."""

@@ -13,7 +13,7 @@ from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.replay.runs import WorkloadResult, make_workload, measure_workloads
 from cortexmlx.bench.replay.texts import AnswerKind
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 from cortexmlx.stats import ModelInfo
 
@@ -64,22 +64,7 @@ def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
     table = ReportTable(
         HEADINGS, tuple(map(_table_row, results)), 1, ("most", "least", "drafted", "accepted", "without")
     )
-    bars = tuple(
-        ChartBar(
-            "ratio to no drafts",
-            _workload_name(each),
-            "with drafts over without",
-            each.ratio,
-        )
-        for each in results
-    )
-    return ReportSection(
-        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)), bars
-    )
-
-
-def _workload_name(result: WorkloadResult) -> str:
-    return f"{result.workload.kind.value} x{result.workload.rows}"
+    return ReportSection("speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)))
 
 
 def _table_row(result: WorkloadResult) -> tuple[str, ...]:

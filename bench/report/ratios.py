@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cortexmlx.bench.measure.pairs import Comparison
-from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 
 HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "least", "most", "target", "met")
@@ -21,17 +21,8 @@ def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
     """Return the section that compares with mlx-lm: a row for each comparison, all figures below."""
     table = ReportTable(HEADINGS, tuple(map(_table_row, comparisons)), 2, ("met", "least", "most", "measure"))
     raw = tuple(map(_raw_figures, comparisons))
-    bars = tuple(
-        ChartBar(
-            "ratio to mlx-lm",
-            f"{c.case}: {c.measure}"[:28],
-            "cortexmlx over mlx-lm",
-            c.ratio,
-        )
-        for c in comparisons
-    )
     return ReportSection(
-        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons)), bars
+        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons))
     )
 
 

@@ -1,4 +1,4 @@
-"""One section of a report as plain data: tables, records and bars."""
+"""One section of a report as plain data: tables and records."""
 
 from __future__ import annotations
 
@@ -20,19 +20,8 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
-class ChartBar:
-    """A figure to draw as a bar."""
-
-    group: str
-    """Bars of one group share a scale."""
-    label: str
-    unit: str
-    value: float
-
-
-@dataclass(frozen=True)
 class ReportSection:
-    """A section of a report: its tables, and the same figures as records and bars."""
+    """A section of a report: its tables, and the same figures as records."""
 
     key: str
     """Its key in JSON."""
@@ -42,4 +31,3 @@ class ReportSection:
     """Lines below the tables."""
     records: tuple[Mapping[str, Any], ...] = ()
     """The figures for programs."""
-    bars: tuple[ChartBar, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cortexmlx.bench.report.report import GIB
-from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 from cortexmlx.bench.suites.rows import TestResult
 from cortexmlx.stats import ModelInfo
 
@@ -56,7 +56,6 @@ def speed_section(rows: Sequence[TestResult], model: ModelInfo, backend: str) ->
         (speed, memory),
         BELOW,
         tuple(map(_json_record, rows)),
-        _make_bars(rows),
     )
 
 
@@ -82,16 +81,3 @@ def _json_record(row: TestResult) -> dict[str, Any]:
         "peak_bytes": row.peak_bytes,
         **{f"{part}_ms": value for part, value in asdict(row.split).items() if part != "steps"},
     }
-
-
-def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
-    sizes = len({row.block_size for row in rows}) > 1
-    return tuple(
-        ChartBar(
-            "prompt" if row.test.prompt else "generation",
-            f"{row.test.label}, block {row.block_size}" if sizes else row.test.label,
-            "tokens per second",
-            row.mean,
-        )
-        for row in rows
-    )

@@ -1,35 +1,11 @@
-"""Compares with mlx-lm on a random model of each kind of layer: attention with windows, experts, recurrent, and so on.
+"""Configurations of small models of each kind of layer: attention with windows, experts, recurrent, and so on.
 
-`python -m cortexmlx.bench.studies.layer_kinds [KIND ...] [--pairs N]`
-
-The models have random weights, hidden size 512 and 8 layers, so that a step is neither all overhead nor all matrix
-products. The cases of each model are decode with 8 and 16 rows, prefill of a long prompt, and the second turn of a
-chat. In the second turn, mlx-lm computes the whole conversation again. mlx-lm serves the same weights with its batch
-generator, in the same process and in turns.
+Hidden size 512 and 8 layers: a step is neither all overhead nor all matrix products.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
-
-from cortexmlx.cpu import blas
-
-blas.preload()  # before mlx is imported
-
-from cortexmlx.bench.measure.engines import BenchPlan  # noqa: E402
-from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS, ComparisonCase  # noqa: E402
-from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
-from cortexmlx.bench.report.report import Report  # noqa: E402
-from cortexmlx.bench.report.text import as_markdown  # noqa: E402
-from cortexmlx.bench.session import compare_sections  # noqa: E402
-from cortexmlx.bench.suites.against import CaseSection, ComparisonSizes, Contest, decode_cases, prefill_cases  # noqa: E402
-from cortexmlx.bench.suites.serving import second_turn  # noqa: E402
-from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE  # noqa: E402
-
-_SHAPE = ComparisonSizes((512,), 128, (64,))
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4_096,
@@ -110,39 +86,3 @@ KINDS: dict[str, dict[str, Any]] = {
 """The entries of a configuration that make it a model of each kind. Chunks (Llama 4) are missing: mlx-lm's batch
 generator does not accept its own caches for them.
 """
-
-
-def comparison_sections() -> list[CaseSection]:
-    """Return the cases that are run for every kind of layer."""
-
-    def turns(contest: Contest) -> list[ComparisonCase]:
-        return [*prefill_cases(contest, _SHAPE)[:1], second_turn(contest, prompt_cache=False, target=0.15)]
-
-    return [CaseSection(turns), CaseSection(lambda contest: decode_cases(contest, _SHAPE)[1:], token_target=False)]
-
-
-def compare_kind(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> Report:
-    """Compare with mlx-lm on a random model of one kind. `config` replaces entries of its configuration."""
-    with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
-        path = write_random_model(Path(folder), {**COMMON, **KINDS[kind], **(config or {})})
-        plan = BenchPlan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)
-        return compare_sections(plan, comparison_sections(), _SHAPE, (), DEFAULT_BLOCK_SIZE)
-
-
-def main() -> None:
-    """Run the comparison of each kind, and print its table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.layer_kinds", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(KINDS)}; none: all")
-    parser.add_argument("--pairs", type=int, default=MINIMUM_PAIRS)
-    options = parser.parse_args()
-    unknown_kinds = [kind for kind in options.kinds if kind not in KINDS]
-    if unknown_kinds:
-        parser.error(f"{unknown_kinds[0]!r} is no kind; there are: {', '.join(KINDS)}")
-    for kind in options.kinds or KINDS:
-        print(f"## {kind}\n\n{as_markdown(compare_kind(kind, options.pairs))}\n", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 `python -m cortexmlx.bench.studies.peers [MODEL] [--peer NAME=PYTHON ...] [--splits chat agent turns]`
 
-PYTHON is the interpreter of an environment that has the peer installed; mlx_lm.server needs none. Each server is a
+PYTHON is the interpreter of an environment that has the peer installed; mlx-lm needs none. Each server is a
 process of its own, started anew for each run, has the machine alone, and multiplies with the same BLAS. Chats are
 streamed at temperature 0, so many at once, after three that do not count; an answer without text is a failure.
 
@@ -48,10 +48,10 @@ PATIENCE = 300.0
 TOPICS = ("rain", "copper", "sails", "chess", "bread", "violins", "tides", "maps", "bees", "glass", "coal", "silk")
 OURS = "cortexmlx"
 SERVERS = {
-    OURS: ("cortexmlx", "serve {model} --port {port} --any-name --log-format none"),
-    "mlx_lm.server": ("mlx_lm.server", "--model {model} --port {port}"),
-    "rapid-mlx": ("rapid_mlx.cli", "serve {model} --port {port}"),
-    "vllm-mlx": ("vllm_mlx.cli", "serve {model} --port {port} --continuous-batching"),
+    OURS: "cortexmlx serve {model} --port {port} --any-name --log-format none",
+    "mlx-lm": "mlx_lm.server --model {model} --port {port}",
+    "rapid-mlx": "rapid_mlx.cli serve {model} --port {port}",
+    "vllm-mlx": "vllm_mlx.cli serve {model} --port {port} --continuous-batching",
 }
 """The module that each server runs as, and its arguments."""
 PROGRAM = """
@@ -118,15 +118,9 @@ def run_server(name: str, python: str, folder: Path) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    module, arguments = SERVERS[name]
+    arguments = SERVERS[name].format(model=folder, port=port).split()
     path = [entry for entry in (os.getcwd(), *sys.path) if entry]
-    program = PROGRAM.format(
-        path=path,
-        peer=name != OURS,
-        count=len(path),
-        arguments=[module, *arguments.format(model=folder, port=port).split()],
-        module=module,
-    )
+    program = PROGRAM.format(path=path, peer=name != OURS, count=len(path), arguments=arguments, module=arguments[0])
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             [python, "-c", program], stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -266,7 +260,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    pythons = {OURS: sys.executable, "mlx_lm.server": sys.executable}
+    pythons = {OURS: sys.executable, "mlx-lm": sys.executable}
     for text in options.peer:
         name, _, python = text.partition("=")
         if name not in SERVERS or not Path(python).is_file():

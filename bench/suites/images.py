@@ -17,7 +17,7 @@ from cortexmlx.bench.measure.engines import BenchPlan, open_engines
 from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 
@@ -131,5 +131,4 @@ def _section(runs: list[dict[str, float]], tokens: int) -> ReportSection:
         (ReportTable(("measure", "median", "range"), tuple(rows)),),
         (f"{ROWS} rows of text decode beside an image; the gaps are theirs",),
         tuple({"image_tokens": tokens, **run} for run in runs),
-        tuple(ChartBar("images", name, "s", value) for name, value in medians.items() if name != COMPUTED),
     )

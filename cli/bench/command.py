@@ -165,8 +165,6 @@ class OutputFormat(str, Enum):
 
     md = "md"
     json = "json"
-    jsonl = "jsonl"
-    csv = "csv"
 
 
 class Peer(str, Enum):
@@ -264,20 +262,14 @@ def bench(
 
 def _output_report(report: Report, output: OutputFormat) -> None:
     """Print the report. Raises typer.Exit if it was interrupted."""
-    from cortexmlx.bench.report import chart, formats, text
+    from cortexmlx.bench.report import formats, text
 
     if output is OutputFormat.md:
         on_terminal = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
         console.print_result(text.as_markdown(report, width))
-        if on_terminal and (chart_text := chart.bar_chart(report.section.bars, width)):
-            console.print_result(f"\n{chart_text}")
     else:
-        console.print_result(
-            {OutputFormat.json: formats.as_json, OutputFormat.jsonl: formats.as_json_lines}.get(output, formats.as_csv)(
-                report
-            )
-        )
+        console.print_result(formats.as_json(report))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
 

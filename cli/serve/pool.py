@@ -12,9 +12,11 @@ from cortexmlx.cli.prompts import check_variables
 from cortexmlx.cli.terminal.exits import exit_immediately
 from cortexmlx.cli.terminal.progress import loading_progress
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.errors import DownloadFailed, InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.models.hub import fetch_config
+from cortexmlx.models.resolve import SourceKind, resolve_model
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.scheduling.shortage import LengthLimits
 from cortexmlx.server.model_pool import ModelPool, ServedModel
@@ -225,9 +227,16 @@ def pull_model(
     """Download a model of the hub and add it to the pool, within the pool's budget. `config` has the server's options.
     Raises what downloading raises, and InvalidRequest and ModelUnsupported if it can never be loaded.
     """
-    engines.download_model(name, on_progress)
+    if resolve_model(name).kind is not SourceKind.HUB:
+        raise ModelNotFound(f"{name} is no hub id where the server runs: a folder or a file has this name")
     assert pool.memory is not None
-    plan = plan_memory({name: replace(config, model=name, adapters=None)}, pool.memory)[name]
+    configs = {name: replace(config, model=name, adapter=None, adapters=None, draft=None)}
+    try:
+        plan_memory(configs, pool.memory)  # what cannot fit is not downloaded
+        engines.download_model(name, on_progress)
+        plan = plan_memory(configs, pool.memory)[name]
+    except (DownloadFailed, ModelCorrupt, ModelUnsupported) as error:  # clients read it: no path in it
+        raise type(error)(str(error).replace(str(fetch_config(name).parents[1]), name)) from None
     sizes: dict[str, Any] = {"memory": plan.memory, "context_length": plan.context_length}
     pool.add(_make_served_model(name, plan.config, default_settings, **sizes))
 

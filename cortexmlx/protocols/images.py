@@ -121,6 +121,6 @@ def _base64_text(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) 
     if read_elsewhere is not None:
         return read_elsewhere(url)
     raise InvalidRequest(
-        f"the image's URL is not fetched: {_SEND}, or a data URL, `data:image/png;base64,...`. A server with "
-        "--fetch-images HOST fetches from that host"
+        f"the image's URL is not fetched: {_SEND}, or a data URL, `data:image/png;base64,...`. A server "
+        "fetches only from hosts that its owner has listed"
     )

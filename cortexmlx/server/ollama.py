@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +29,7 @@ from cortexmlx.server.http import (
     error_for_client,
     json_line,
     json_reply,
+    run_until_disconnect,
     with_error_replies,
 )
 from cortexmlx.types.progress import OnProgress, Progress
@@ -97,24 +100,28 @@ class OllamaEndpoints:
             lines = self._pull_lines(name, None) if is_served else self._pull_lines(models.hub_id(name), fetch)
             if is_stream:
                 return EventStream(lines, exit_stack.pop_all().close, media_type=LINES_TYPE)
-            last = [json.loads(line) async for line in lines][-1]
+
+            async def read_last() -> Any:
+                return [json.loads(line) async for line in lines][-1]
+
+            last = await run_until_disconnect(request, read_last())
             return json_reply(last, 404 if "error" in last else 200)
 
     async def _pull_lines(self, name: str, fetch: Callable[[str, OnProgress], None] | None) -> AsyncIterator[bytes]:
         """Yield the lines about a download: how far it is, and its end. `fetch` is None if the model is served already.
-        A client that goes away does not end it.
+        A client that goes away does not end it, unless it has not begun: one download after the other.
         """
         yield json_line({"status": "pulling manifest"})
         if fetch is not None:
-            progress: list[Progress] = []
-            async with self._pull_lock:
-                task = asyncio.ensure_future(run_on_thread(lambda: fetch(name, progress.append)))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-                while not task.done():
-                    await asyncio.wait((task,), timeout=_PULL_SECONDS)
-                    if progress:
-                        yield json_line(models.pull_status(name, progress[-1]))
-                        progress.clear()
+            progress: deque[Progress] = deque(maxlen=1)
+            await self._pull_lock.acquire()
+            task = asyncio.ensure_future(run_on_thread(lambda: fetch(name, progress.append)))
+            task.add_done_callback(lambda done: self._pull_lock.release())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            while not task.done():
+                await asyncio.wait((task,), timeout=_PULL_SECONDS)
+                if progress:
+                    yield json_line(models.pull_status(name, progress.pop()))
             if (error := task.exception()) is not None:
                 yield json_line(error_body(error_for_client(error) or EngineClosed("the server ends")))
                 return

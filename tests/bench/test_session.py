@@ -19,9 +19,9 @@ from support.models.bench_model import bench
 
 def test_a_case_is_chosen_by_its_name_or_by_a_part_of_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     def cases(text: str) -> list[str]:
-        sizes = ["-n", "12", "-r", "1", "-o", "jsonl"]
-        lines = bench(capsys, model, "--against", "mlx-lm", "--case", text, *sizes).splitlines()
-        return [json.loads(line)["case"] for line in lines]
+        sizes = ["-n", "12", "-r", "1", "-o", "json"]
+        records = json.loads(bench(capsys, model, "--against", "mlx-lm", "--case", text, *sizes))["comparisons"]
+        return [record["case"] for record in records]
 
     assert cases("tg12 x1") == ["tg12 x1"]
     assert cases("x8") == ["tg12 x8"]

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ SERVER = AgentServer("http://127.0.0.1:9", "sesame", "org/my model", 40_960)
 
 AGENT = """#!{python}
 import json, os, signal, sys, time, urllib.request
-told = {{name: value for name, value in os.environ.items() if name.startswith(("ANTHROPIC", "CLAUDE"))}}
+told = {{name: value for name, value in os.environ.items() if name.startswith(("ANTHROPIC", "CLAUDE", "NO_PROXY"))}}
 settings = sys.argv[sys.argv.index("--settings") + 1]
 about = {{"told": told, "words": sys.argv[1:], "settings": json.load(open(settings)), "file": settings}}
 headers = {{"Authorization": "Bearer " + told["ANTHROPIC_AUTH_TOKEN"]}}
@@ -61,6 +62,7 @@ def launched(folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
     agent.write_text(AGENT.format(python=sys.executable, folder=tmp_path))
     agent.chmod(0o755)
     places = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path), "ANTHROPIC_API_KEY": "mine"}
+    places |= {"NO_PROXY": "a.org", "CLAUDE_CODE_USE_BEDROCK": "1"}
     processes: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -99,6 +101,7 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     about = told_in(tmp_path)
     told = about["told"]
     assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
+    assert told.pop("NO_PROXY") == "a.org,127.0.0.1" and not told["CLAUDE_CODE_USE_BEDROCK"]  # nobody else is asked
     assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
     assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
     [model] = about["models"]
@@ -108,7 +111,7 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
     assert str(log) in said and "GET /v1/models 200" in log.read_text() and "GET /v1/models" not in said
-    assert not is_served(told["ANTHROPIC_BASE_URL"])
+    assert not is_served(told["ANTHROPIC_BASE_URL"]) and not log.stat().st_mode & 0o077
 
 
 def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
@@ -190,3 +193,19 @@ def test_a_server_that_runs_is_used_and_printed(
             server.stop()
             thread.join(PATIENCE)
     assert launch.find_server(None) is None
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 99_999])
+def test_what_else_listens_there_is_no_server(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as peer:
+                peer.recv(9999)
+                peer.sendall(said)
+
+        monkeypatch.setattr(launch, "RUNNING_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert launch.find_server(None) is None
+        thread.join(PATIENCE)

@@ -6,13 +6,18 @@ import errno
 import logging
 import os
 import shutil
+import sqlite3
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from cortexmlx.disk import segment_store as module
 from cortexmlx.disk.index import INDEX_NAME, SegmentIndex
-from cortexmlx.disk.segment_store import SegmentStore
-from support.store.records import opened, read_all, record, same
+from cortexmlx.disk.segment_store import BloomFilter, SegmentStore
+from cortexmlx.disk.segments import FORMAT
+from cortexmlx.disk.store import KVStore
+from support.store.records import key_of, opened, read_all, record, same
 
 RECORDS = [record(n) for n in range(6)]
 
@@ -190,3 +195,209 @@ def test_what_cannot_be_read_just_now_is_a_miss_and_not_forgotten(
         patched.setattr("cortexmlx.disk.segment_store.open_regular_file", refuse)
         assert read_all(segment_store, [record(1)]) == {}
     assert len(read_all(segment_store, [record(1)])) == 1
+
+
+# -- A segment store that the system refuses something: it misses, keeps its limit, leaves no file open, goes on ------
+
+
+def stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_without_an_index_nothing_is_written(tmp_path: Path) -> None:
+    """Nobody could say which segments go, or that a record is there."""
+    opened(tmp_path).close()
+    (tmp_path / INDEX_NAME).unlink()
+    (tmp_path / INDEX_NAME).mkdir()
+    segment_store = opened(tmp_path)
+    for _ in range(3):
+        with pytest.raises(OSError, match="no index"):
+            segment_store.write("model", RECORDS)
+    assert not stored_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("since", ["before", "segment"])
+def test_while_another_process_holds_the_index_nothing_is_left_behind(
+    tmp_path: Path, since: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortexmlx.disk.index._BUSY_SECONDS", 0.0)
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS[:1])
+    before = stored_bytes(tmp_path)
+    other = sqlite3.connect(tmp_path / INDEX_NAME, isolation_level=None)
+    if since == "before":
+        other.execute("BEGIN EXCLUSIVE")
+    else:
+        plain = SegmentIndex.add_segment
+
+        def late(*args: Any) -> None:
+            other.execute("BEGIN EXCLUSIVE")
+            plain(*args)
+
+        monkeypatch.setattr(SegmentIndex, "add_segment", late)
+    with pytest.raises(OSError, match="locked"):
+        segment_store.write("model", RECORDS[1:])
+    assert stored_bytes(tmp_path) == before
+    other.execute("ROLLBACK")
+    monkeypatch.undo()
+    assert segment_store.write("model", RECORDS) == 5, "it goes on where it was"
+
+
+def test_an_index_of_other_columns_is_made_again(tmp_path: Path) -> None:
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS)
+    segment_store.close()
+    with sqlite3.connect(tmp_path / INDEX_NAME) as file:
+        file.execute("ALTER TABLE records DROP COLUMN layout")
+        file.execute("ALTER TABLE records ADD COLUMN shapes")
+    segment_store = opened(tmp_path)
+    segment_store.write("model", [record(7)])
+    assert len(read_all(segment_store, [*RECORDS, record(7)])) == 7
+
+
+def test_an_index_of_which_sqlite_says_no_text_is_made_again(tmp_path: Path) -> None:
+    """Its message cites the damaged word, which Python cannot decode: that is no sqlite3.Error."""
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS)
+    segment_store.close()
+    (tmp_path / INDEX_NAME).write_bytes(
+        (tmp_path / INDEX_NAME).read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE")
+    )
+    segment_store = opened(tmp_path)
+    segment_store.write("model", [record(7)])
+    assert len(read_all(segment_store, [*RECORDS, record(7)])) == 7
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).write("model", RECORDS)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", refuse)
+        segment_store = opened(tmp_path)
+    segment_store.write("model", [record(7)])
+    assert len(read_all(segment_store, RECORDS)) == 6
+
+
+def open_below(folder: Path) -> int:
+    """How many files of a folder this process has open. Others may come and go meanwhile."""
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum(os.path.realpath(link).startswith(str(folder)) for link in links)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not say which files are open")
+def test_a_file_that_cannot_be_looked_at_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS)
+    held = open_below(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fstat", refuse)
+        assert read_all(segment_store, RECORDS) == {}
+        for opens in (SegmentIndex, lambda folder: SegmentStore(folder, 1 << 30)):
+            with pytest.raises(OSError, match="Stale"):
+                opens(tmp_path)
+    assert open_below(tmp_path) == held
+    assert len(read_all(segment_store, RECORDS)) == 6
+
+
+def test_a_key_is_asked_for_while_the_index_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread asks, and the writer's takes away what is known meanwhile."""
+    looked = [BloomFilter(), None]
+    monkeypatch.setattr(
+        SegmentStore,
+        "_key_filter",
+        property(lambda segment_store: looked.pop(0), lambda segment_store, known: None),
+        raising=False,
+    )
+    assert not SegmentStore(tmp_path, 1 << 30).may_have(record(1).key)
+
+
+# -- A segment store among other versions, and with more segments than anybody waits for ------------------------------
+
+
+def make_foreign(path: Path) -> bytes:
+    """The segment, as if a later version had written it."""
+    data = path.read_bytes().replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    path.write_bytes(data)
+    return data
+
+
+def test_segments_of_another_version_are_left_alone_and_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path).write("model", RECORDS[:3])
+    (theirs,) = tmp_path.glob("*.safetensors")
+    data = make_foreign(theirs)
+    (tmp_path / INDEX_NAME).unlink()
+    segment_store = opened(tmp_path, 3 * RECORDS[0].nbytes)
+    for start in (0, 3, 0):
+        assert segment_store.write("model", RECORDS[start : start + 3]) == 3, "they take nobody's room"
+    assert theirs.read_bytes() == data and segment_store.foreign_bytes() == len(data) and not caplog.records
+    assert len(read_all(segment_store, RECORDS)) == 3
+    assert segment_store.clear() > len(data) and not theirs.exists() and segment_store.foreign_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "stays"),
+    [
+        (b"", False),
+        (b"\0" * 4000, False),
+        (b"\x10" + b"\0" * 7 + b"no header at all", False),
+        (b"\xff" * 8 + b"{}", False),
+        (b"\x02" + b"\0" * 7 + b"{}", True),
+        (b"\x1f" + b"\0" * 7 + b'{"__metadata__":{"format":"x"}} ', True),
+        (b"\x2c" + b"\0" * 7 + b'{"__metadata__":{"format":"cortexmlx-kv-1"}}', False),
+    ],
+)
+def test_what_no_version_can_read_goes_and_what_one_might_stays(tmp_path: Path, data: bytes, stays: bool) -> None:
+    opened(tmp_path).close()
+    path = tmp_path / f"{'a' * 32}.safetensors"
+    path.write_bytes(data)
+    (tmp_path / INDEX_NAME).unlink()
+    segment_store = opened(tmp_path)
+    assert path.exists() == stays and segment_store.foreign_bytes() == (len(data) if stays else 0)
+
+
+def test_an_index_is_made_again_with_few_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each change SQLite writes its file anew, so one change for each segment takes seconds."""
+    segment_store = opened(tmp_path)
+    for one in RECORDS:
+        segment_store.write("model", [one])
+    (tmp_path / INDEX_NAME).unlink()
+    changes, change = [], SegmentIndex._transaction
+    monkeypatch.setattr(module, "_SEGMENTS_PER_CHANGE", 4)
+    monkeypatch.setattr(SegmentIndex, "_transaction", lambda index: changes.append(index) or change(index))
+    again = SegmentStore(tmp_path, 1 << 30)
+    asked = []
+    read = module.read_header
+    monkeypatch.setattr(module, "read_header", lambda *args: asked.append(again.may_have(key_of(0))) or read(*args))
+    again.open()
+    assert len(changes) <= 3 and len(read_all(again, RECORDS)) == 6
+    assert asked == [False] * 6, "nobody waits for what is not known yet"
+    assert again.may_have(key_of(0))
+
+
+def test_closing_leaves_the_rest_of_an_index_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment_store = opened(tmp_path)
+    for one in RECORDS:
+        segment_store.write("model", [one])
+    (tmp_path / INDEX_NAME).unlink()
+    monkeypatch.setattr(module, "_SEGMENTS_PER_CHANGE", 1)
+    began, read, headers = SegmentStore(tmp_path, 1 << 30), module.read_header, []
+
+    def read_and_close(folder: Path, name: str) -> object:
+        headers.append(name)
+        if len(headers) == 2:
+            store.close()
+        return read(folder, name)
+
+    monkeypatch.setattr(module, "read_header", read_and_close)
+    with monkeypatch.context() as threads:
+        threads.setattr("threading.Thread.start", lambda thread: None)
+        threads.setattr("threading.Thread.join", lambda thread, seconds=None: None)
+        store = KVStore(began, "model")
+        began.open()
+    assert len(headers) == 2
+    assert len(read_all(opened(tmp_path), RECORDS)) == 6

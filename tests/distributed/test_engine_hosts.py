@@ -21,9 +21,9 @@ from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
 from support.hosts import models
-from support.hosts.environment import with_mpi
 from support.hosts.launch import hanging_worker
 from support.hosts.launch.processes import commands, workers
+from support.hosts.mpi import with_mpi
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed import remote_runner as ranks_module
-from cortexmlx.distributed.group import rank_options
 from cortexmlx.distributed.messages import CALL, Dispatch, Forward, NumberedCall, TellCommandBuffers
 from cortexmlx.distributed.overdue import HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
@@ -30,10 +29,40 @@ from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
 from support.engine.same_tokens import TIGHT, prompts_of
-from support.hosts.answers import answers_of, ended, expected_of
 from support.hosts.whole_ranks import Ranks, WholeModel, changed, engines_on_ranks, options_for
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
+
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "repetition_penalty": 1.2}
+
+
+def answers_of(model: Path, **config: Any) -> list[Any]:
+    """Greedy answers, then sampled ones to the same prompts, which find their beginnings in the cache."""
+    driver = Driver(model, **{"tokens": TIGHT, "max_rows": 8} | config)
+    handles = [driver.add(prompt, 16) for prompt in prompts_of()]
+    driver.finish()
+    handles += [driver.add(prompt, 8, seed=i, n=1 + i % 2, **SAMPLED) for i, prompt in enumerate(prompts_of())]
+    driver.step(6)
+    driver.core.cancel(handles.pop(9).id)
+    driver.finish()
+    stats = driver.core.stats()
+    assert stats.cached_tokens and (stats.preemptions or config.get("tokens", TIGHT) > TIGHT)
+    return ended(driver, handles)
+
+
+@cache
+def expected_of(model: Path, tokens: int = TIGHT) -> list[Any]:
+    """The same in one process."""
+    return answers_of(model, tokens=tokens)
+
+
+def ended(driver: Driver, handles: list[Any]) -> list[Any]:
+    """The tokens of all answers, and their log-probabilities."""
+    driver.core.check_invariants()
+    results = [each for handle in handles for each in (driver.result(handle), *driver.result(handle).others)]
+    driver.core.release()
+    return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in results]
+
 
 Tiny = Callable[[str], Path]
 PERSON = {
@@ -397,26 +426,11 @@ def _other_table(asks: Any) -> Any:
     return type(asks)(msgspec.structs.replace(plan, groups=groups))
 
 
-@pytest.mark.parametrize(("alter", "every"), [(_other_lane, 8), (_other_table, 1)])
-def test_a_rank_with_another_plan_is_found(tiny: Tiny, every: int, alter: Callable[[Any], Any]) -> None:
-    with engines_on_ranks(3, tiny("llama"), compare_every=every) as made:
-        driver = Driver(tiny("llama"))
-        _altered(made[0], 2, alter)
-        handle = driver.add(tokens_of(20), 60)
-        driver.finish()
-        with pytest.raises(HostLost, match=r"rank 2 has carried out other plans or block tables.*at step") as raised:
-            driver.result(handle)
-        assert raised.value.host == "rank 2"
-        assert int(str(raised.value).split("at step ")[1].split(":")[0]) % every == 0
-        driver.core.release()
-
-
-@pytest.mark.parametrize("alter", [_other_lane, _other_table])
-def test_debug_runs_find_another_plan_in_the_step_in_which_it_came(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], Any]
+@pytest.mark.parametrize(("alter", "every"), [(_other_lane, 8), (_other_lane, 1), (_other_table, 1)])
+def test_a_rank_with_another_plan_is_found_when_plans_are_compared(
+    tiny: Tiny, every: int, alter: Callable[[Any], Any]
 ) -> None:
-    monkeypatch.setenv("CORTEXMLX_COMPARE_EVERY", "1")
-    every = rank_options(EngineConfig(str(tiny("llama"))), "x", None).compare_every
+    """In debug runs, in the very step in which it came."""
     altered: list[int] = []
 
     def once(asks: Any) -> Any:
@@ -426,14 +440,16 @@ def test_debug_runs_find_another_plan_in_the_step_in_which_it_came(
         altered.append(asks.plan.number)
         return other
 
-    with engines_on_ranks(2, tiny("llama"), compare_every=every) as made:
+    with engines_on_ranks(3, tiny("llama"), compare_every=every) as made:
         driver = Driver(tiny("llama"))
-        _altered(made[0], 1, once)
+        _altered(made[0], 2, once)
         handle = driver.add(tokens_of(20), 60)
         driver.finish()
-        with pytest.raises(HostLost, match="rank 1 has carried out other plans") as raised:
+        with pytest.raises(HostLost, match=r"rank 2 has carried out other plans or block tables.*at step") as raised:
             driver.result(handle)
-        assert f"at step {altered[0]}:" in str(raised.value) and raised.value.host == "rank 1"
+        assert raised.value.host == "rank 2"
+        told = int(str(raised.value).split("at step ")[1].split(":")[0])
+        assert told % every == 0 and altered[0] <= told < altered[0] + every
         driver.core.release()
 
 

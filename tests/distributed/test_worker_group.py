@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cortexmlx.distributed.worker_group import WorkerGroup, explain_loss
 from cortexmlx.errors import HostLost, HostRefused
 from support.hosts.launch.groups import TWO, answers, started, stub
 from support.hosts.launch.processes import alive, commands
-from support.hosts.mpi import mpi
+from support.hosts.mpi import with_mpi
 from support.patience import PATIENCE, soon
 
 pytestmark = pytest.mark.usefixtures("temporary")
@@ -255,22 +256,9 @@ def test_workers_on_other_hosts_start_by_ssh(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
-def mpi_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The MPI of the tests on the PATH, as mpirun. Skips the test if there is none."""
-    found = mpi()
-    tools = tmp_path / "mpi"
-    tools.mkdir()
-    (tools / "mpirun").symlink_to(found.launcher)
-    for name, value in {**found.environment, **OPEN_MPI, "PATH": f"{tools}:{os.environ['PATH']}"}.items():
-        monkeypatch.setenv(name, value)
-
-
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,vader",
-}
+def mpi_here(tmp_path: Path) -> Iterator[None]:
+    with with_mpi(tmp_path / "mpi"):
+        yield
 
 
 @pytest.mark.usefixtures("mpi_here", "news")

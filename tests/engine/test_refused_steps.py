@@ -4,6 +4,7 @@ they would have got; one that does not fit fails by itself, and the engine goes 
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.shortage import STEPS_TO_RELAX
 from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.planted import TEXT, Day, Kind, Plan
+from support.engine.planted import ERRORS, TEXT, Day, Kind, Plan, kind_of
+from support.engine.planted import KINDS as DAYS
 from support.engine.refusals import PLACES, SAID, Refusals
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE
@@ -351,9 +353,7 @@ def test_a_compaction_that_is_refused_leaves_nothing_that_cannot_be_trusted(
 
 
 def test_whatever_fails_while_the_arena_shrinks_or_grows_or_blocks_move(tiny: Any, theirs: Any) -> None:
-    """A refusal, also of the way back, and an exception. `python -m tests.trials.refusals` does it at every
-    allocation.
-    """
+    """A refusal, also of the way back, and an exception."""
     kind = Kind(tiny("llama"), lambda prompt, _: theirs("llama", prompt, TEXT))
     Day(kind, counted := Plan()).run()
     first, *_, last = (at for at, site in enumerate(counted.sites) if site.startswith("arena._resize_array"))
@@ -367,6 +367,29 @@ def test_whatever_fails_while_the_arena_shrinks_or_grows_or_blocks_move(tiny: An
         ("exception", copy, 1),
     ):
         assert Day(kind, Plan(error, at, times)).run()["right"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TRIALS" not in os.environ, reason="hours: TRIALS=1 does it at every allocation, TRIALS=6 of six")
+@pytest.mark.parametrize("name", DAYS)
+def test_a_failure_at_any_allocation(name: str, tmp_path: Path) -> None:
+    """A day of an engine is lived once to count its allocations, then once for each of them, each error, and once or
+    four times in a row there: so a rollback fails, too.
+    """
+    kind, failed = kind_of(name, tmp_path), []
+
+    def live(plan: Plan, number: int = -1) -> None:
+        Day(kind, plan, tmp_path / f"store {number}" if kind.store else None).run()
+
+    live(counted := Plan())
+    every = int(os.environ["TRIALS"])
+    plans = [(error, at, times) for at in range(0, len(counted.sites), every) for error in ERRORS for times in (1, 4)]
+    for number, planned in enumerate(plans):
+        try:
+            live(Plan(*planned), number)
+        except Exception as raised:
+            failed.append((planned, counted.sites[planned[1]], repr(raised)))
+    assert failed == []
 
 
 def test_a_pinned_text_whose_state_had_to_go_is_kept_again_when_it_was_computed_again(tiny: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from support.agents.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
-from support.agents.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
+from support.agents.templates import GLM, GPT_OSS, MISTRAL, QWEN3, TEMPLATES, Template
 
-CASES = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
-"""Those that need the most care. `python -m tests.trials.resuming` counts every kind with every template."""
+FEW = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
+"""Those that need the most care."""
+CASES = [*product(KINDS, TEMPLATES)] if "TRIALS" in os.environ else FEW
 
 
 @pytest.mark.parametrize("kind", ["hybrid", pytest.param("window", marks=pytest.mark.slow)])

@@ -5,6 +5,7 @@ queue, sampler and answers as all others.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ from support.engine.held import hold_long_answers
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, tokens_of
 from support.patience import PATIENCE, soon
+from tests.architectures.parity import subject
 
 LENGTHS = (1, 8, 33)
 PROMPT = tokens_of(50, seed=2)
@@ -338,3 +340,42 @@ def test_a_logits_processor_that_fails_ends_its_own_request(tiny: Any, theirs: A
     with pytest.raises(CortexError, match="its own mistake"):
         driver.result(bad)
     assert list(driver.result(good).token_ids) == theirs("llama", [*PROMPT, 7], 20)
+
+
+# Model types that are not paged, or were not when this was written: texts one after the other on mlx-lm's own caches.
+
+
+TYPES = (
+    "nemotron-nas",
+    "deepseek_v41",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "minimax_m3_vl",
+    "falcon_h1",
+    "baichuan_m1",
+    "recurrent_gemma",
+    "longcat_flash",
+    "llama4",
+    "gemma3n",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TYPES)
+def test_texts_that_share_their_beginnings_get_mlx_lms_tokens(name: str, tmp_path: Path, unpaged: None) -> None:
+    made = subject(name, tmp_path / name)
+    driver = Driver(made.folder, prefill_budget=32)
+
+    def check(text: list[int]) -> list[int]:
+        answer = driver.result_of(text, 20)
+        wanted = [int(token) for token, _ in generate_step(mx.array(text), made.judge, max_tokens=20)]
+        assert list(answer.token_ids) == wanted, f"{len(text)} tokens, {answer.usage.cached_tokens} of them cached"
+        return [*text, *wanted]
+
+    prompt = tokens_of(60, seed=2)
+    for length in (1, 9, 31, 60):
+        check(prompt[:length])
+    for shared in (30, 0):
+        gone_on = check([*prompt[:shared], *tokens_of(20, seed=9)])
+        check([*gone_on, 1, 2, 3])
+        assert driver.core.stats().cached_tokens >= len(gone_on) - 1, "a text that goes on is not computed anew"

@@ -25,9 +25,8 @@ TESTS = (
     "execution/test_scores.py",
     "models/embedding",
     "core/embedding",
-    "execution/test_logit_rows_body.py",
+    "execution/test_logit_rows.py",
     "engine/test_embedding.py",
-    "scheduling/test_scheduler_pooled_machine.py",
 )
 """The tests that judge these faults."""
 

@@ -26,7 +26,7 @@ _BIAS = "        score[s] = fma(slope, float(begin + s * SPAN + int(lane_token) 
 TESTS = (
     "attention/test_alibi.py",
     "attention/test_softmax.py",
-    "attention/test_reference_step.py",
+    "attention/test_reference.py",
     "attention/test_reference_quantized.py",
     "metal/test_work.py",
     "metal/test_rules.py",

@@ -7,7 +7,7 @@ from tests.faults.planted import Fault
 TESTS = (
     "attention/test_piece_batches.py",
     "attention/test_token_rows.py",
-    "attention/test_reference_step.py",
+    "attention/test_reference.py",
 )
 
 STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/reference_step.py"

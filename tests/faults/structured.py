@@ -20,7 +20,6 @@ TESTS = (
     "structured/test_schemas.py",
     "protocols/openai/test_parameters.py",
     "engine/test_structured.py",
-    "engine/test_structured_machine.py",
     "core/text/test_budget.py",
     "engine/test_thinking_budget.py",
 )

@@ -4,6 +4,7 @@ request gets exactly its tokens, every read finds the row's own tokens, and no b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -16,7 +17,7 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import max_row_blocks
 from cortexmlx.kv.snapshots import SnapshotRegistry
-from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling import builder as placement
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
@@ -24,10 +25,36 @@ from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
-from support.scheduling.reaches import REACHES, groups
 from support.scheduling.requests import add
 from support.scheduling.shadow import Shadow
 from support.scheduling.stories import KeptStory, Story
+
+ALL = AttentionWindow()
+REACHES: list[list[AttentionWindow]] = [
+    *(
+        [ALL],
+        [ALL],
+        [ALL, ALL],
+        [AttentionWindow(5)],
+        [ALL, AttentionWindow(1)],
+        [AttentionWindow(12), ALL],
+        [AttentionWindow(3), AttentionWindow(20)],
+        [AttentionWindow(40), ALL],
+    ),
+    *(
+        [ALL, AttentionWindow(2), AttentionWindow(17)],
+        [ALL, AttentionWindow(6, True)],
+        [AttentionWindow(16, True)],
+        [AttentionWindow(9), AttentionWindow(8, True)],
+    ),
+]
+"""How far the layers of a model see: everything, windows and chunks, smaller and larger than blocks and pieces."""
+
+
+def groups(reaches: Sequence[AttentionWindow]) -> tuple[LayerGroup, ...]:
+    specs = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
+    return tuple(LayerGroup(spec, (i,)) for i, spec in enumerate(specs))
+
 
 VOCAB = 5
 CONTEXT = 150

@@ -192,7 +192,7 @@ def test_only_what_a_listed_host_has_is_fetched_and_nobody_waits_for_it(
             refused = chat(http, {"type": "image_url", "image_url": {"url": other}}, TEXT)
             assert refused.status_code == 400 and says in refused.text and "messages[0].content[0]" in refused.text
     with in_process(app(engine)) as http:
-        assert "--fetch-images" in chat(http, parts[0], TEXT).text
+        assert "hosts that its owner has listed" in chat(http, parts[0], TEXT).text
 
 
 def test_images_are_decoded_off_the_event_loop(

@@ -7,16 +7,18 @@ import json
 import logging
 import socket
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.errors import CortexError
-from cortexmlx.server import app
-from cortexmlx.server.listening import HttpServer, open_listener
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.server import ServerSettings, app
+from cortexmlx.server.listening import ConnectionLimits, HttpServer, allowed_connections, open_listener
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -147,3 +149,230 @@ def test_writing_to_a_client_that_has_gone_is_no_line_in_the_log(
 
     asyncio.run(write())
     assert caplog.messages == ["something else"]
+
+
+# -- Clients that take their time: each state of a connection has an end, and says why --------------------------------
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n"
+Start = Callable[..., HttpServer]
+
+
+@pytest.fixture
+def start(engine: Engine) -> Iterator[Start]:
+    """Serve with limits on connections; settings of the server may be given, too."""
+    with ExitStack() as stack:
+
+        def started(settings: dict[str, Any] | None = None, **limits: Any) -> HttpServer:
+            application = app(engine, ServerSettings(**settings or {}))
+            listening = HttpServer(application, open_listener("127.0.0.1", 0), limits=ConnectionLimits(**limits))
+            thread = threading.Thread(target=listening.run)
+            thread.start()
+            stack.callback(thread.join, PATIENCE)
+            stack.callback(listening.stop)
+            return listening
+
+        yield started
+
+
+def connected(listening: HttpServer, receive_buffer: int | None = None) -> socket.socket:
+    address = urlsplit(listening.url)
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(PATIENCE)
+    client.connect((address.hostname, address.port))
+    return client
+
+
+def received(client: socket.socket) -> bytes:
+    """All that the server says before it closes the connection."""
+    said = b""
+    with suppress(ConnectionResetError):
+        while piece := client.recv(65536):
+            said += piece
+    return said
+
+
+def refusal(said: bytes) -> tuple[int, str]:
+    """The status and the message of an error reply."""
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return int(head[9:12]), json.loads(body)["error"]["message"]
+
+
+def until(client: socket.socket, words: bytes) -> bytes:
+    """What the server says up to some words."""
+    said = b""
+    while words not in said:
+        piece = client.recv(65536)
+        assert piece, said
+        said += piece
+    return said
+
+
+def ask(client: socket.socket) -> None:
+    """Ask for /health, and read the whole answer."""
+    client.sendall(GET)
+    assert until(client, b'{"status":"ok"}').startswith(b"HTTP/1.1 200")
+
+
+def trickle(client: socket.socket, byte: bytes, closed: threading.Event) -> None:
+    """Send a byte now and then, as long as the server takes them."""
+    with suppress(OSError):
+        while not closed.wait(0.02):
+            client.sendall(byte)
+
+
+@pytest.mark.parametrize("sent", [b"GET /health HTTP/1.1\r\nHost: loc", b"G"])
+def test_headers_that_never_end_are_refused_however_they_trickle(start: Start, sent: bytes) -> None:
+    with connected(start(head_seconds=0.3)) as client:
+        client.sendall(sent)
+        closed = threading.Event()
+        thread = threading.Thread(target=trickle, args=(client, b"x", closed))
+        thread.start()
+        status, why = refusal(received(client))
+        closed.set()
+        thread.join(PATIENCE)
+    assert status == 408 and "whole within 0.3 s" in why
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word(start: Start) -> None:
+    with connected(start(head_seconds=0.2)) as client:
+        assert received(client) == b""
+
+
+def test_a_second_request_has_the_same_limit(start: Start) -> None:
+    with connected(start(head_seconds=0.3)) as client:
+        ask(client)
+        client.sendall(b"GET /heal")
+        assert refusal(received(client))[0] == 408
+
+
+def test_an_idle_connection_is_closed(start: Start) -> None:
+    with connected(start(idle_seconds=1)) as client:
+        client.sendall(GET)
+        assert received(client).endswith(b'{"status":"ok"}')
+
+
+def test_a_body_that_never_ends_is_refused(start: Start) -> None:
+    with connected(start({"body_seconds": 0.3}, head_seconds=0.3, idle_seconds=PATIENCE)) as client:
+        client.sendall(CHAT + b'{"messages"')
+        said = until(client, b"which is not all of it")
+        assert said.startswith(b"HTTP/1.1 408") and b"11 bytes of the body have come in 0.3 s" in said
+        received(client)  # it is closed, though the body never comes
+
+
+def test_a_body_that_nobody_reads_ends_too(start: Start) -> None:
+    with connected(start(head_seconds=0.3, idle_seconds=PATIENCE)) as client:
+        client.sendall(CHAT.replace(b"/v1/chat/completions", b"/nothing"))
+        closed = threading.Event()
+        thread = threading.Thread(target=trickle, args=(client, b" ", closed))
+        thread.start()
+        assert received(client).startswith(b"HTTP/1.1 404")
+        closed.set()
+        thread.join(PATIENCE)
+
+
+def test_the_rest_of_a_refused_body_is_no_second_request(start: Start) -> None:
+    """What was answered early is read to its end, and then the connection serves on without a limit left over."""
+    with connected(start({"max_body": 100}, head_seconds=0.5, idle_seconds=60)) as client:
+        client.sendall(CHAT)
+        assert until(client, b'"code":null}}').startswith(b"HTTP/1.1 413")
+        client.sendall(b"x" * 500)
+        ask(client)
+        ask(client)
+
+
+def test_headers_that_are_too_large_are_431(start: Start) -> None:
+    with connected(start(head_bytes=2000)) as client:
+        client.sendall(GET[:-2] + b"X: " + b"y" * 5000)
+        status, why = refusal(received(client))
+    assert status == 431 and "at most 2,000 bytes" in why
+
+
+def test_nonsense_is_400_and_says_why(start: Start) -> None:
+    with connected(start()) as client:
+        client.sendall(b"\x16\x03\x01 TLS perhaps\r\n\r\n")
+        status, why = refusal(received(client))
+    assert status == 400 and "no HTTP request" in why
+
+
+def test_one_connection_more_than_allowed_is_refused_while_the_others_are_in_use(start: Start) -> None:
+    listening = start(connections=2)
+    with connected(listening) as one, connected(listening) as two:
+        for client in (one, two):
+            client.sendall(GET[:10])
+        with connected(listening) as third:
+            status, why = refusal(received(third))
+        assert status == 503 and "2 connections are in use" in why
+        one.sendall(GET[10:])
+        assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_an_idle_connection_makes_room_for_a_new_one(start: Start) -> None:
+    listening = start(connections=1, idle_seconds=PATIENCE)
+    with connected(listening) as old:
+        ask(old)
+        with connected(listening) as new:
+            ask(new)
+        assert received(old) == b""
+
+
+def test_who_reads_nothing_of_a_stream_is_cut_and_its_request_cancelled(start: Start, engine: Engine) -> None:
+    body = json.dumps(
+        {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 3000,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 20,
+        }
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    listening = start(send_seconds=0.3)
+    listening._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the connections' own, too
+    with connected(listening, receive_buffer=4096) as client:
+        before = engine.stats().generated_tokens
+        client.sendall(head.encode() + body)
+        assert soon(lambda: engine.stats().generated_tokens > before)
+        assert soon(lambda: engine.stats().rows_running == 0)
+        assert soon(lambda: not listening.open_connections)
+
+
+def test_a_bad_chunk_in_the_middle_of_a_body_is_400(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(start()) as client:
+        client.sendall(CHAT.replace(b"Content-Length: 500", b"Transfer-Encoding: chunked") + b"zz\r\nnonsense\r\n")
+        assert refusal(received(client))[0] == 400
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["head_seconds", "idle_seconds", "send_seconds", "head_bytes", "connections"])
+def test_limits_are_above_zero(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is 0, but must be above 0"):
+        ConnectionLimits(**{name: 0})
+
+
+def test_connections_are_as_many_as_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    asked: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 300))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
+    assert allowed_connections(1000) == 300 - 128 and asked == [(300, 300)]
+    assert allowed_connections(100) == 100
+
+    def refuse(which: int, limits: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert allowed_connections(1000) == 256 - 128
+
+
+def test_ordinary_requests_on_one_connection_are_not_disturbed(start: Start) -> None:
+    with httpx.Client(base_url=start(head_seconds=0.5).url, timeout=PATIENCE, trust_env=False) as http:
+        body: Any = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+        for _ in range(20):
+            assert http.post("/v1/chat/completions", json=body).status_code == 200

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from support.fakes.numbers import MadeUpNumbers, vector_of
 from support.models.thinking import write_thinking
 from support.models.tiny import EOS
 from support.models.tool_templates import HERMES
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
 SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
@@ -198,6 +201,7 @@ def test_an_empty_prompt_loads_a_model_which_is_then_told(folder: Path) -> None:
         assert shown.modelinfo["llama.context_length"] == 512 and shown.details.format == "mlx"
         [running] = ollama.ProcessResponse(**http.get("/api/ps").json()).models
         assert (running.name, running.context_length, running.size_vram) == ("two:8b", 512, running.size)
+        assert running.expires_at.astimezone(timezone(timedelta(hours=14))).year > 2200  # in any zone of time
         assert http.get("/api/version").json()["version"] == API_VERSION
 
 
@@ -284,6 +288,27 @@ def test_a_client_may_pull_if_the_server_says_so(folder: Path) -> None:
         last = json.loads(http.post("/api/pull", json={"model": "org/none"}).text.splitlines()[-1])
         assert last == {"error": "the hub has no model org/none"}
         assert len(pool.names) == 2
+
+
+def test_downloads_go_on_one_by_one_without_their_clients(serve: Any) -> None:
+    begun, let_go = list[str](), threading.Event()
+
+    def pull(name: str, on_progress: Any) -> None:
+        begun.append(name)
+        let_go.wait(PATIENCE)
+
+    with httpx.Client(base_url=serve(pull=pull, max_open=2), timeout=PATIENCE, trust_env=False) as http:
+        for name in ("org/one", "org/two"):
+            with http.stream("POST", "/api/pull", json={"model": name}) as reply:
+                assert "manifest" in next(reply.iter_lines()) and soon(lambda: begun == ["org/one"])
+        for _ in range(4):  # who leaves a whole reply leaves its place, too
+            with pytest.raises(httpx.ReadTimeout):
+                http.post("/api/pull", json={"model": "org/three", "stream": False}, timeout=0.1)
+            time.sleep(0.05)
+        assert begun == ["org/one"]
+        let_go.set()
+        assert http.post("/api/pull", json={"model": "org/last", "stream": False}).json() == {"status": "success"}
+        assert begun == ["org/one", "org/last"]
 
 
 def test_options_mean_what_ollama_means_by_them(client: Any, engine: Engine) -> None:

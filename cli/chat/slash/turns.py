@@ -1,4 +1,4 @@
-"""/clear, /undo, /regen, /edit, /n and /tools: forget turns, answer again, and say which functions may be called."""
+"""/clear, /undo, /regen, /edit, /n and /tools: what was said, and which functions may be called."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ API_VERSION = "0.12.11"
 TAG = ":latest"
 """What a name without a tag stands for. Names in lists have it."""
 
-_NEVER = "9999-12-31T23:59:59Z"
+_NEVER = "9000-01-01T00:00:00Z"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PULL_FIELDS = BodyFields("an /api/pull body", frozenset({"model", "name", "stream"}), frozenset({"insecure"}), {})
 _SHOW_FIELDS = BodyFields("a /api/show body", frozenset({"model", "name"}), frozenset({"verbose", "system"}), {})

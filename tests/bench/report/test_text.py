@@ -6,9 +6,8 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from cortexmlx.bench.report.chart import WIDTH, bar_chart
 from cortexmlx.bench.report.report import model_lines
-from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 from cortexmlx.bench.report.text import as_markdown, list_markdown, table_markdown
 from support.cli.bench_reports import MODEL, report
 
@@ -32,35 +31,9 @@ def test_spare_columns_leave_only_where_there_is_no_room() -> None:
     assert "model" not in table_markdown(wide) and "t/s" in table_markdown(wide)
 
 
-def bar(label: str, value: float, group: str = "generation") -> ChartBar:
-    return ChartBar(group, label, "tokens per second", value)
-
-
-def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:
-    drawn = bar_chart([bar("block 16", 10.0), bar("block 32", 40.0), bar("pp512", 9.0, "prompt")])
-    title, short, long = drawn.splitlines()  # a single bar has nothing beside it
-    assert title == "generation, tokens per second"
-    assert long.count("█") == 4 * short.count("█") or abs(long.count("█") - 4 * short.count("█")) <= 4
-    assert len(long) <= WIDTH and long.split()[2] == "40.0"
-
-
-def test_groups_stand_in_the_order_of_the_report() -> None:
-    drawn = bar_chart([bar("b", 1_234.0, "z"), bar("a", 1.0, "a"), bar("c", 2.0, "z"), bar("d", 4.0, "a")])
-    assert [line.split(",")[0] for line in drawn.splitlines()[::4]] == ["z", "a"] and "b 1,234.0 █" in drawn
-
-
-def test_a_narrow_terminal_has_shorter_bars() -> None:
-    assert max(map(len, bar_chart([bar("block 16", 10.0), bar("block 32", 40.0)], 40).splitlines()[1:])) <= 40
-
-
-def test_nothing_is_drawn_of_nothing() -> None:
-    assert bar_chart([]) == bar_chart([bar("alone", 1.0)]) == ""
-    assert "█" not in bar_chart([bar("a", 0.0), bar("b", 0.0)])
-
-
 def test_a_part_needs_no_more_than_a_title_and_does_not_change() -> None:
     part = ReportSection("rows", "Speed", ())
-    assert not (part.records or part.bars or part.notes)
+    assert not (part.records or part.notes)
     with pytest.raises(FrozenInstanceError):
         part.key = "other"  # type: ignore[misc]
 

@@ -12,14 +12,44 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from cortexmlx.distributed.group import COMPARE_SWITCH
 from support.patience import PATIENCE
+
+_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,vader",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_mca_base_component_show_load_errors": "0",
+}
+"""Shared memory only, and a rank that waits lets others run."""
+
+
+@contextmanager
+def with_mpi(folder: Path) -> Iterator[None]:
+    """Let `--hosts N:mpi` work in this context, and compare the workers' plans after each step. Skips the test where
+    there is no MPI.
+    """
+    found = mpi()
+    folder.mkdir(exist_ok=True)
+    (folder / "mpirun").symlink_to(found.launcher)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        for name, value in (_SETTINGS | dict(found.environment)).items():
+            patch.setenv(name, value)
+        patch.setenv(COMPARE_SWITCH, "1")
+        yield
+
 
 _NEEDED = re.compile(r"(openmpi-(bin|common)|libopenmpi|libpmix|libprrte|libevent-(core|pthreads)|libhwloc\d|libmunge)")
 """What a process needs of all that openmpi-bin depends on. Networks' libraries are not among it."""

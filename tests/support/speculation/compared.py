@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
 
 from cortexmlx.core.answers import answer_seed
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import CortexError
+from cortexmlx.execution.boundary import TokenMask
+from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.structured.matcher import fill_masks
 from cortexmlx.types.request import Completion, FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE
 from support.models.quantized_models import gap_of
 from support.speculation.counts import Counts
 from support.speculation.kinds import Kind, judge
-from support.speculation.near_ties import plain_row, tie_size
 from support.speculation.random_requests import Asked
+
+SIZES = (1e-5, 1e-4, NOISE)
+_RANDOM = 200
+
+
+def tie_size(
+    model: Any,
+    text: Sequence[int],
+    row: SamplingRow,
+    mask: Any,
+    candidates: tuple[int, int],
+) -> float | None:
+    """The smallest of `SIZES` by which logits must change so that each of two tokens may be chosen after `text`; None
+    if `NOISE` does not suffice. `row.output` are the tokens of the answer before, `mask` those that may be chosen.
+    """
+    logits = np.array(model(mx.array([list(text)]))[0, -1].astype(mx.float32))
+    for size in SIZES:
+        changed = logits + size * _changes(len(logits), candidates)
+        sampler = BatchSampler([row] * len(changed), logits.shape[0])
+        allowed = None
+        if mask is not None:
+            allowed = TokenMask(np.arange(len(changed), dtype=np.int32), np.stack([mask] * len(changed)))
+        index = np.full(len(changed), len(row.output), np.int32)
+        chosen = set(sampler(mx.array(changed.astype(np.float32)), index, None, allowed).tokens.tolist())
+        if chosen >= set(candidates):
+            return size
+    return None
+
+
+def plain_row(params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int]) -> SamplingRow:
+    """How a token of an answer is chosen, without the caller's functions."""
+    return SamplingRow(params, seed, tuple(prompt), list(output))
+
+
+def _changes(vocab: int, candidates: tuple[int, int]) -> np.ndarray:
+    """Changes of logits by at most 1, `[n, vocab]`: for each token, all up to it against all others, and the reverse;
+    a candidate against all others; and random ones.
+    """
+    ids = np.arange(vocab)
+    up_to = np.where(ids[None] <= ids[:, None], 1.0, -1.0)
+    one = np.where(ids[None] == np.array(candidates)[:, None], 1.0, -1.0)
+    luck = np.random.default_rng(0).uniform(-1, 1, (_RANDOM, vocab))
+    return np.concatenate([np.zeros((1, vocab)), up_to, -up_to, one, -one, luck])
+
 
 BORDER = 0.5
 """How far a log-probability may move where keys and values are quantized: a number on the border of two codes takes
