@@ -14,19 +14,23 @@ from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, show, write_sighted
+from support.models.sighted_gemma import write_sighted_gemma
 from support.speculation.counts import Counts
 from support.speculation.kinds import Kind
 from support.speculation.sighted_trial import SightedMixedTrial, SightedTalkTrial
 
 pytest.importorskip("PIL")
+TRIALS = ((SightedMixedTrial, "qwen3_vl"), (SightedTalkTrial, "qwen3_5 head"), (SightedMixedTrial, "gemma3"))
 
 
-@pytest.mark.parametrize(("trial", "name"), [(SightedMixedTrial, "qwen3_vl"), (SightedTalkTrial, "qwen3_5 head")])
+@pytest.mark.parametrize(("trial", "name"), TRIALS)
 def test_answers_are_those_of_a_request_alone(trial: type[SightedMixedTrial], name: str, tmp_path: Path) -> None:
     folder, counts = tmp_path / "model", Counts()
     if "head" in name:
         write_draft_head(folder, "qwen3_5")
         add_sight(folder, "qwen3_5")
+    elif "gemma" in name:
+        write_sighted_gemma(folder, name)
     else:
         write_sighted(folder, name)
     trial(7, Kind(name, folder), 12, tmp_path / "store").run(counts)
