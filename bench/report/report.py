@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 
 from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.report.section import ReportSection
@@ -38,3 +39,11 @@ def model_lines(model: ModelInfo | None) -> list[str]:
     count = f"{model.parameters / 1e6:,.0f} M" if model.parameters >= 1e6 else f"{model.parameters:,}"
     size = f"{count} parameters, {format_bytes(model.weight_bytes)}"
     return [f"{model.name}: {size}, {model.architecture}, {model.dtype}", *model.notes]
+
+
+def as_json(report: Report) -> str:
+    """Return a report as JSON text: machine, model, notes, and the section's records under its key."""
+    model = None if report.model is None else asdict(report.model)
+    shell = {"machine": asdict(report.machine), "model": model, "notes": report.notes, "settings": report.settings}
+    rest = {"interrupted": report.interrupted, report.section.key: report.section.records}
+    return json.dumps({**shell, **rest}, indent=2)

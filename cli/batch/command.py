@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -17,13 +19,13 @@ from cortexmlx.cli.batch.resume import RunIdentity, skip_done
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
 from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_lines
-from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.batch import RecordBuilder
 from cortexmlx.server.model_pool import client_model_name
@@ -33,8 +35,13 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-class BatchStatusLine(StatusLine):
-    """The status line of a batch run on stderr: done, failed, running and waiting requests.
+LIVE_SECONDS = 0.25
+LOG_SECONDS = 10.0
+
+
+class BatchStatusLine:
+    """The status line of a batch run on stderr, shown from a thread while its context is open: live on a terminal, or a
+    line every ten seconds in a log. It says how many requests are done, failed, running and waiting.
 
     - `done_before`: requests of the `total` that an earlier run finished. They count as done, but not for the time
       left.
@@ -42,11 +49,44 @@ class BatchStatusLine(StatusLine):
     """
 
     def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, done_before: int = 0) -> None:
-        super().__init__(self._status_text, live=live)
         self._engine = engine
         self._run = run
         self._done_before = done_before
         self._total = total
+        self._status: Any = None
+        if console.is_terminal(sys.stderr) and (live or not sys.stdout.isatty()):
+            from rich.status import Status
+
+            self._status = Status("starting", console=console.stderr())
+        self._interval = LIVE_SECONDS if self._status else LOG_SECONDS
+        self._stop_event = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="cortexmlx-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._status:
+            self._status.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop_event.set()
+        self._thread.join()
+        if self._status:
+            self._status.stop()
+
+    def _refresh(self) -> None:
+        """Show the status again and again until the context ends."""
+        from rich.text import Text
+
+        while not self._stop_event.wait(self._interval):
+            try:
+                line = self._status_text()
+            except CortexError:  # the engine has ended; the run reports it
+                return
+            if self._status:
+                self._status.update(Text(line))
+            else:
+                console.print_note(line)
 
     def _status_text(self) -> str:
         """Return the status line: requests done, failed, running and waiting, and the speed."""

@@ -262,14 +262,15 @@ def bench(
 
 def _output_report(report: Report, output: OutputFormat) -> None:
     """Print the report. Raises typer.Exit if it was interrupted."""
-    from cortexmlx.bench.report import formats, text
+    from cortexmlx.bench.report import text
+    from cortexmlx.bench.report.report import as_json
 
     if output is OutputFormat.md:
         on_terminal = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
         console.print_result(text.as_markdown(report, width))
     else:
-        console.print_result(formats.as_json(report))
+        console.print_result(as_json(report))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from cortexmlx.bench.report import speed
-from cortexmlx.bench.report.formats import as_json
+from cortexmlx.bench.report.report import as_json
 from support.cli.bench_reports import MODEL, ROW, report
 
 

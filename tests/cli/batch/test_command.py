@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.cli.batch import command as batch_command
 from cortexmlx.cli.batch.command import BatchStatusLine
-from cortexmlx.cli.batch.files import BatchWriter
+from cortexmlx.cli.batch.files import BatchWriter, RecordStream
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.files import status_line
-from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EngineClosed
@@ -456,7 +455,7 @@ def run_of(engine: Any, prompts: list[str]) -> BatchRun:
 def test_a_log_is_told_what_is_done_runs_and_is_left(
     total: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status_line, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(batch_command, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
     run = run_of(engine, ["a", "!fail", "!slow", "!slow"])
     with BatchStatusLine(engine, run, total=total, live=True, done_before=3):
@@ -511,7 +510,7 @@ def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
 def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status_line, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(batch_command, "LOG_SECONDS", 0.01)
 
     class Ended:
         asked = 0

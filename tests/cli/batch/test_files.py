@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.files import BatchFiles, BatchWriter, RecordFile
+from cortexmlx.cli.batch.files import BatchFiles, BatchWriter, RecordFile, RecordStream
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.cli.files.outputs import STDOUT, ExistingFileMode
-from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
