@@ -110,6 +110,7 @@ def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
     address = _address_of(host, port)  # what is checked is what is asked, whatever the name stands for a moment later
     connection = http.client.HTTPConnection(host, port)
     connection.sock = sock = socket.create_connection((address, port), timeout=FETCH_SECONDS)
+    sock.settimeout(max(end - time.monotonic(), 0.01))
     if scheme == "https":
         connection.sock = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
     cut = threading.Timer(end - time.monotonic(), lambda: _shut(sock))  # a host that sends a byte a second ends, too

@@ -190,6 +190,16 @@ def test_size_and_time_are_bounded(web: Web, monkeypatch: pytest.MonkeyPatch) ->
     waits.join()
 
 
+def test_a_slow_connection_leaves_less_time_for_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _theirs = socket.socketpair()
+    ours.settimeout(10)
+    monkeypatch.setattr(elsewhere, "FETCH_SECONDS", 0.2)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(0.3) or ours)
+    begin = time.monotonic()
+    refuses(ImagesElsewhere(["127.0.0.1"]), "https://127.0.0.1/a", "timed out")
+    assert time.monotonic() - begin < 8
+
+
 def test_files_of_a_folder_and_no_others(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
