@@ -1,5 +1,5 @@
 // CUDA's words on a CPU, for the kernels of metal/: every CUDA thread has a stack of its own, and one runs at a time until
-// its warp exchanges numbers or its block meets at a barrier. Put before the text of a kernel by cuda_host.py.
+// its warp exchanges numbers or its block meets at a barrier. Put before the text of a kernel by test_dialect.py.
 #pragma once
 #include <math.h>
 #include <stdint.h>
