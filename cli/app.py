@@ -65,6 +65,7 @@ MISSING_COMMANDS = {
     **dict.fromkeys(("rm", "remove", "delete"), _REMOVE_ADVICE),
     **dict.fromkeys(("show", "info"), "what a model takes: cortexmlx plan MODEL; in a chat: /show"),
     **dict.fromkeys(("ps", "stop"), "nothing runs in the background: a model is loaded for as long as a command runs"),
+    **dict.fromkeys(("embed", "embeddings"), 'texts of a file: cortexmlx batch, lines with `"url": "/v1/embeddings"`'),
     "help": "cortexmlx --help, or cortexmlx COMMAND --help",
     "version": "cortexmlx --version",
     **dict.fromkeys(("update", "upgrade"), "git pull in its clone, and then make chat"),
