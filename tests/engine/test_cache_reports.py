@@ -213,6 +213,15 @@ def test_messages_that_were_cut_out(engine: Engine) -> None:
     assert ask(engine, CONVERSATION[:2]).reason is None  # nothing that follows was known
 
 
+def test_an_answer_is_known_up_to_its_last_token(engine: Engine) -> None:
+    prompt = tokens_of(100)
+    answer = engine.submit(prompt, max_tokens=60, ignore_eos=True, client="agent").result()
+    engine.on_memory_pressure("critical")
+    more = [*prompt, *answer.token_ids, *tokens_of(40, seed=9)]
+    report = engine.submit(more, max_tokens=2, client="agent").result().cache_report
+    assert report is not None and (report.reason, report.known_tokens) == (RecomputeReason.EVICTED, 160)
+
+
 def test_what_was_evicted_or_kept_out_of_the_cache(engine: Engine) -> None:
     ask(engine)
     count = len(tokens_of_prompt(engine))
