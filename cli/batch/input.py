@@ -199,8 +199,8 @@ def decode_line(line: bytes) -> str:
         raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
 
 
-def parse_object(line: bytes, expected_fields: str = "`prompt` or `messages`") -> dict[str, Any]:
-    """Parse a line as a JSON object. `expected_fields` names the fields that one should have. Raises InvalidRequest."""
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Parse a line as a JSON object. Raises InvalidRequest."""
     try:
         data = json.loads(decode_line(line), object_pairs_hook=_reject_duplicates)
     except InvalidRequest:
@@ -210,7 +210,7 @@ def parse_object(line: bytes, expected_fields: str = "`prompt` or `messages`") -
     except RecursionError:
         raise InvalidRequest("not JSON that can be read: nested too deeply") from None
     if not isinstance(data, dict):
-        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with {expected_fields}")
+        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with `prompt` or `messages`")
     return data
 
 

@@ -80,21 +80,19 @@ def run_path(output: Path) -> Path:
     return target.with_name(target.name + ".run")
 
 
-class LockedRunFile:
-    """OUT.run, locked by one run at a time. Its first line has the run's settings. `run_kind` names the kind of run in
-    messages. Raises CortexError if it cannot be written, InvalidRequest if another run has locked it.
+class BatchRunFile:
+    """OUT.run of a batch, locked by one run at a time: its first line has the run's settings, and the others digests
+    of the input's lines. Raises CortexError if it cannot be written, InvalidRequest if another run has locked it.
     """
 
-    def __init__(self, output: Path, run_kind: str) -> None:
+    def __init__(self, output: Path) -> None:
         self.path = run_path(output)
         self._output = output
         try:
             self._file = self.path.open("a+b", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidRequest(
-                f"another {run_kind} is writing {output}: wait for it, or give -o another name"
-            ) from None
+            raise InvalidRequest(f"another batch is writing {output}: wait for it, or give -o another name") from None
         except OSError as error:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
@@ -114,11 +112,11 @@ class LockedRunFile:
             f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
         )
 
-    def start_run(self, settings: Mapping[str, Any]) -> int:
+    def start(self, run: RunIdentity) -> int:
         """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
         start_time = int(time.time())
         self._file.truncate(0)
-        self.append({**settings, "created": start_time})
+        self.append({**run.as_json(), "created": start_time})
         return start_time
 
     def read_entries(self) -> Iterator[Any]:
@@ -145,13 +143,6 @@ class LockedRunFile:
             self.path.unlink(missing_ok=True)
         self._file.close()
 
-
-class BatchRunFile(LockedRunFile):
-    """OUT.run of a batch: its settings and a digest of each input line, locked by one run at a time."""
-
-    def __init__(self, output: Path) -> None:
-        super().__init__(output, "batch")
-
     def check_settings(self, run: RunIdentity) -> int:
         """Check that the run to resume had the same settings, and return when it began, in seconds since 1970. Raises
         InvalidRequest if they differ from `run` or cannot be read.
@@ -171,10 +162,6 @@ class BatchRunFile(LockedRunFile):
                 "or --force to begin again"
             )
         return int(saved_settings["created"])
-
-    def start(self, run: RunIdentity) -> int:
-        """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
-        return self.start_run(run.as_json())
 
     def check_lines(
         self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()

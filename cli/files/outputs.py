@@ -1,4 +1,4 @@
-"""Output files of long runs: checked before a model is loaded, locked, and continued by later runs."""
+"""Output files of a batch: checked before a model is loaded, locked, and continued by later runs."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def rewrite_path(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def open_locked(path: Path, run_kind: str = "batch") -> FileIO:
-    """Open a file to append to, locked against other runs of the kind that `run_kind` names. Raises InvalidRequest if
-    another run writes the file, OSError if it cannot be opened.
+def open_locked(path: Path) -> FileIO:
+    """Open a file to append to, locked against other runs. Raises InvalidRequest if another run writes the file, and
+    OSError if it cannot be opened.
     """
     file = FileIO(path, "ab")
     try:
@@ -71,7 +71,7 @@ def open_locked(path: Path, run_kind: str = "batch") -> FileIO:
         file.close()
         if not isinstance(error, BlockingIOError):
             raise
-        raise InvalidRequest(f"another {run_kind} is writing {path}: wait for it, or give another name") from None
+        raise InvalidRequest(f"another batch is writing {path}: wait for it, or give another name") from None
     return file
 
 
@@ -93,7 +93,7 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if is_regular(path) and path.is_file() else 0
 
 
-def check_output(path: Path, option: str, source: str, mode: ExistingFileMode, run_kind: str = "batch") -> None:
+def check_output(path: Path, option: str, source: str, mode: ExistingFileMode) -> None:
     """Check an output file before a model is loaded. Raises InvalidRequest with the next step."""
     target = Path(os.path.realpath(path))
     try:
@@ -113,16 +113,14 @@ def check_output(path: Path, option: str, source: str, mode: ExistingFileMode, r
     if not os.access(path if file_stat is not None else target.parent, os.W_OK):
         raise InvalidRequest(f"{path} may not be written: give {option} another name")
     if file_stat is not None and is_regular(path):
-        open_locked(path, run_kind).close()
+        open_locked(path).close()
     if mode is ExistingFileMode.NEW and file_size(path):
         raise InvalidRequest(
             f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
         )
 
 
-def check_side_files(
-    output: Path, side_files: Iterable[Path], other_files: Iterable[Path | None], run_kind: str = "batch"
-) -> None:
+def check_side_files(output: Path, side_files: Iterable[Path], other_files: Iterable[Path | None]) -> None:
     """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the
     `other_files` that the user named, or another program's file.
     """
@@ -130,10 +128,10 @@ def check_side_files(
     for each in side_files:
         for other in named_files:
             if os.path.realpath(other) == str(each):
-                raise InvalidRequest(f"{other} is what a {run_kind} to {output} keeps for itself: give -o another name")
+                raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
         if each.is_file() and not _is_record_file(each):
             raise InvalidRequest(
-                f"{each} is none of a {run_kind}'s, and one to {output} writes over it: give -o another name"
+                f"{each} is none of a batch's, and one to {output} writes over it: give -o another name"
             )
 
 
@@ -143,7 +141,7 @@ def _is_record_file(path: Path) -> bool:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
-def check_extension(path: Path, option: str, mode: ExistingFileMode, run_kind: str = "batch") -> None:
+def check_extension(path: Path, option: str, mode: ExistingFileMode) -> None:
     """Raise InvalidRequest for another format's extension, except to resume what an earlier version may have begun."""
     extension = path.suffix.lower()
     if (
@@ -152,7 +150,7 @@ def check_extension(path: Path, option: str, mode: ExistingFileMode, run_kind: s
         and not (mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and path.exists())
     ):
         raise InvalidRequest(
-            f"{run_kind} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[extension]}: "
+            f"batch writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[extension]}: "
             f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 

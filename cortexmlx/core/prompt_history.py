@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cortexmlx.core.prompt import PromptSource, common_length
 from cortexmlx.errors import CortexError
+from cortexmlx.kv.prefix import common_prefix_length
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.cache_report import CacheReport, RecomputeReason
@@ -220,7 +221,7 @@ class _Comparison:
             return self._explain(near, shared, repeat, replace(draft, recomputed_tokens=repeat.tokens))
         if shared + repeat.tokens < MIN_RECOMPUTED:
             for each in known_paths:
-                is_begun = 0 < len(each.messages) == _count_same(each.messages, self.path.messages)
+                is_begun = 0 < len(each.messages) == common_prefix_length(each.messages, self.path.messages)
                 if is_begun and each.version.identity != version.identity:
                     tokens = min(len(each.tokens), len(self.path.tokens))
                     detail = f"`{each.version.name}`"
@@ -254,7 +255,7 @@ class _Comparison:
         if self.source is None:
             return draft
         messages = self.source.messages
-        index = _count_same(self.path.messages, near.messages)
+        index = common_prefix_length(self.path.messages, near.messages)
         character = None if offset is None else self._find_character(index, offset)
         is_inside = character is not None and character < len(_text_of(messages[index]))
         draft = replace(draft, character=character)
@@ -384,13 +385,6 @@ def _count_common(first: IntArray, second: IntArray) -> int:
 def _continues(path: PromptPath, other: PromptPath) -> bool:
     """Return whether a path begins with all tokens of another one of the same model."""
     return path.version == other.version and _count_common(path.tokens, other.tokens) == len(other.tokens)
-
-
-def _count_same(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many hashes of messages two prompts begin with in common."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
 
 
 def _hash_message(message: Message) -> int:

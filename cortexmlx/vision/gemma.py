@@ -60,8 +60,6 @@ def read_tower(
     """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
     without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
-    if not isinstance(config.get("vision_config"), Mapping):
-        return None
     kind = TOWERS[config["model_type"]]
     kernel = "embeddings.patch_embedding.weight" if kind is Gemma3Tower else None
     tower: Tower | None = load_tower(folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed)

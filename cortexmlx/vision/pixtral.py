@@ -193,9 +193,7 @@ def read_tower(
     without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
     vision_config = config.get("vision_config")
-    if config.get("model_type") not in TOWER_MODELS or not isinstance(vision_config, Mapping):
-        return None
-    if vision_config.get("model_type", "pixtral") != "pixtral":
+    if isinstance(vision_config, Mapping) and vision_config.get("model_type", "pixtral") != "pixtral":
         return None
     make = lambda: PixtralTower(PixtralConfig.from_config(config))  # noqa: E731
     tower: PixtralTower | None = load_tower(

@@ -210,10 +210,7 @@ def read_tower(
     """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
     without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
-    vision_config = config.get("vision_config")
-    if config.get("model_type") not in TOWER_MODELS or not isinstance(vision_config, Mapping):
-        return None
-    kernel, make = "patch_embed.proj.weight", lambda: VisionTower(TowerConfig.from_config(vision_config))
+    kernel, make = "patch_embed.proj.weight", lambda: VisionTower(TowerConfig.from_config(config["vision_config"]))
     tower: VisionTower | None = load_tower(folder, config, _PREFIX, make, kernel, model_dtype, keep_packed)
     return tower
 

@@ -87,21 +87,29 @@ class Sight:
         """Run more of the tower on the image that waits longest: a piece of a block, and others until `seconds` are
         over, None: to its end. Raises what MLX raises without memory; then that image waits no more.
         """
-        image, begin = self.looked_at, time.perf_counter()
+        image, until = self.looked_at, None if seconds is None else time.perf_counter() + seconds
         if image is None:
             return
         try:
             if self._state is None:
                 self._state = self.tower.begin(mx.array(image.patches), image.grid)
-            while self.tower.advance(self._state) < self.tower.depth:
-                mx.eval(self._state.arrays)
-                if seconds is not None and time.perf_counter() - begin >= seconds:
-                    return
+            if not self._run(self._state, until):
+                return
             self._keep(image, self._finish(self._state))
         except BaseException:
             self._end_first()
             raise
         self._end_first()
+
+    def _run(self, state: TowerState, until: float | None = None) -> bool:
+        """Take an image through the tower, a piece at least, and others until that time. Return whether it is through
+        all blocks.
+        """
+        while self.tower.advance(state) < self.tower.depth:
+            mx.eval(state.arrays)
+            if until is not None and time.perf_counter() >= until:
+                return False
+        return True
 
     def _end_first(self) -> None:
         """Go on with the next image."""
@@ -133,8 +141,7 @@ class Sight:
         """Return an image's features; compute them now if they were dropped."""
         if image.key not in self._features:
             state = self.tower.begin(mx.array(image.patches), image.grid)
-            while self.tower.advance(state) < self.tower.depth:
-                mx.eval(state.arrays)
+            self._run(state)
             self._keep(image, self._finish(state))
         self._features.move_to_end(image.key)
         return self._features[image.key]

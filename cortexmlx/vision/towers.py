@@ -191,15 +191,16 @@ def load_tower(
     keep_packed: bool,
 ) -> Any:
     """Read the tensors in `folder` whose names begin as `prefix` says, into the tower that `make_tower` makes without
-    weights. Evaluate it on this thread. Return None if there are none. `kernel` is the name of its convolution's,
-    None without one.
+    weights. Evaluate it on this thread. Return None if there are none, or if config.json says nothing of a tower.
+    `kernel` is the name of its convolution's, None without one.
 
     The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not without `keep_packed`.
 
     Raises ModelCorrupt if tensors are missing, damaged or of other shapes. Raises ModelUnsupported for a tower of
     another kind, or with weights that were quantized in another way than MLX's.
     """
-    files = find_tensors(folder, lambda name: prefix.match(name) is not None)
+    has_tower = isinstance(config.get("vision_config"), Mapping)
+    files = find_tensors(folder, lambda name: prefix.match(name) is not None) if has_tower else {}
     if not files:
         return None
     tower = make_tower()

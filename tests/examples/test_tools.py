@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cortexmlx.structured.functions import call_function
 from support.examples import EXAMPLES, example
 from support.models.calling import write_calling
 from support.models.thinking import dictated
+from support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -71,3 +73,16 @@ def test_the_program_asks_before_it_writes(
     monkeypatch.setattr(sys, "argv", ["notes.py", "/missing", "Hello?"])
     with pytest.raises(SystemExit, match="error: "):
         notes._main()
+
+
+def test_an_example_ends_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "tools" / "notes.py"), "no/such/model", "what?"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=PATIENCE,
+        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(EXAMPLES.parent), "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
