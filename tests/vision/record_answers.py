@@ -25,12 +25,8 @@ def write(root: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import mlx.core as mx
 
-    from cortexmlx.core.prompt import tokenize
-    from cortexmlx.models import load_model
-    from cortexmlx.models.tokenizers.shared import SharedTokenizer
-    from cortexmlx.vision.families import FAMILIES
     from support.models.draft_heads import NORMS, fuse_experts, less_one
-    from support.models.sighted import PLACEHOLDER, prompts, write_sighted
+    from support.models.sighted import PLACEHOLDER, prepare_prompts, write_sighted
 
     for name in NAMES:
         made, raw = write_sighted(root / f"{name}-mlx", name), root / name
@@ -52,14 +48,7 @@ def write(root: Path) -> None:
         raw.mkdir()
         mx.save_safetensors(str(raw / "model.safetensors"), stored, metadata={"format": "pt"})
         (raw / "config.json").write_text((made / "config.json").read_text())
-        loaded = load_model(made)
-        family = FAMILIES[name]
-        reader = family.make_reader(loaded, family.read_tower(made, loaded.config, mx.float32), 4096)
-        tokenizer = SharedTokenizer(loaded.tokenizer, reader)
-        for number, prompt in enumerate(prompts()):
-            tokens = list(tokenize(tokenizer, prompt))
-            layout = reader.find_images(tokens)
-            images = () if layout is None else layout.images
+        for number, (tokens, images) in enumerate(prepare_prompts(made, name, 4096)):
             np.savez(
                 raw / f"{number}.npz",
                 tokens=[PLACEHOLDER if token < 0 else token for token in tokens],

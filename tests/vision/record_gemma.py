@@ -29,11 +29,7 @@ NAMES = ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified")
 def write(root: Path) -> None:
     import mlx.core as mx
 
-    from cortexmlx.core.prompt import tokenize
-    from cortexmlx.models import load_model
-    from cortexmlx.models.tokenizers.shared import SharedTokenizer
-    from cortexmlx.vision.families import FAMILIES
-    from support.models.sighted import prompts
+    from support.models.sighted import prepare_prompts
     from support.models.sighted_gemma import CONFIGS, PLACEHOLDER, write_sighted_gemma
 
     for name, config in CONFIGS.items():
@@ -47,14 +43,7 @@ def write(root: Path) -> None:
         raw.mkdir()
         mx.save_safetensors(str(raw / "model.safetensors"), stored, metadata={"format": "pt"})
         (raw / "config.json").write_text(json.dumps(config))
-        loaded = load_model(made)
-        family = FAMILIES[config["model_type"]]
-        reader = family.make_reader(loaded, family.read_tower(made, loaded.config, mx.float32), 512)
-        tokenizer = SharedTokenizer(loaded.tokenizer, reader)
-        for number, prompt in enumerate(prompts()):
-            tokens = list(tokenize(tokenizer, prompt))
-            layout = reader.find_images(tokens)
-            images = () if layout is None else layout.images
+        for number, (tokens, images) in enumerate(prepare_prompts(made, config["model_type"], 512)):
             np.savez(
                 raw / f"{number}.npz",
                 tokens=[PLACEHOLDER if token < 0 else token for token in tokens],

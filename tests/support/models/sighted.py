@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from cortexmlx.types.images import BothWays
+from cortexmlx.types.images import BothWays, PreparedImage
 from support.models.tiny import BASE, write_tiny
 from support.models.towers import tower_tensor
 
@@ -233,6 +234,22 @@ def prompts() -> list[list[dict[str, Any]]]:
         [shown("a", first, wide), {"role": "assistant", "content": "then"}, shown("b?", square)],
         [shown("x " * 40, wide), {"role": "assistant", "content": "so"}, shown("tell", wide)],
     ]
+
+
+def prepare_prompts(folder: Path, name: str, step_tokens: int) -> Iterator[tuple[list[int], Sequence[PreparedImage]]]:
+    """Yield the tokens of each of `prompts` for the model in `folder`, of the family `name`, and the images in it."""
+    from cortexmlx.core.prompt import tokenize
+    from cortexmlx.models import load_model
+    from cortexmlx.models.tokenizers.shared import SharedTokenizer
+    from cortexmlx.vision.families import FAMILIES
+
+    loaded, family = load_model(folder), FAMILIES[name]
+    reader = family.make_reader(loaded, family.read_tower(folder, loaded.config, mx.float32), step_tokens)
+    tokenizer = SharedTokenizer(loaded.tokenizer, reader)
+    for prompt in prompts():
+        tokens = list(tokenize(tokenizer, prompt))
+        layout = reader.find_images(tokens)
+        yield tokens, () if layout is None else layout.images
 
 
 SIZES = ((8, 8), (16, 16), (16, 16), (16, 16), (24, 16), (32, 8), (16, 40), (32, 32))
