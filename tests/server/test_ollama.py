@@ -23,9 +23,10 @@ import ollama
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import ModelNotFound
+from cortexmlx.protocols.ollama.errors import is_ollama_path
 from cortexmlx.protocols.ollama.models import API_VERSION
 from cortexmlx.protocols.request import RequestDefaults
-from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
+from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app, application
 from cortexmlx.types.progress import Progress
 from support.clients.in_process import in_process
 from support.engine.held import hold_long_answers
@@ -255,6 +256,11 @@ def test_what_is_not_served_is_refused_in_words(client: Any, serve: Any) -> None
     with pytest.raises(ollama.ResponseError, match="API key"):
         package(guarded).list()
     assert package(guarded, headers={"Authorization": "Bearer secret"}).list().models
+
+
+def test_every_path_has_errors_in_ollamas_shape() -> None:
+    paths = [path for path in application.PATHS if is_ollama_path(path)]
+    assert len(paths) == 13 and paths == [path for path in application.PATHS if path.startswith("/api/")]
 
 
 def test_a_client_may_pull_if_the_server_says_so(folder: Path) -> None:

@@ -3,7 +3,7 @@
     python tests/vision/record_answers.py write FOLDER     # this project's: tiny models, as their makers write them
     python tests/vision/record_answers.py judge FOLDER     # one with torch and transformers 5.24: see `record.py`
 
-The second writes `tests/vision/recorded/answers.json`: for each model and prompt twelve tokens and log-probabilities.
+The second writes `tests/vision/recorded/answers.json`: for each model and prompt 32 tokens and log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 ANSWERS = Path(__file__).parent / "recorded" / "answers.json"
 NAMES = ("qwen3_5", "qwen3_vl", "qwen3_5_moe", "qwen3_vl_moe", "mistral3", "llava")
-TOKENS = 12
+TOKENS = 32
 
 
 def write(root: Path) -> None:

@@ -26,7 +26,7 @@ from support.models.tiny import write_tiny
 
 pytest.importorskip("PIL")
 ANSWERS = json.loads((Path(__file__).parent / "recorded" / "answers.json").read_text())
-ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+ASKED: dict[str, Any] = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def assert_recorded(name: str, results: list[Any]) -> None:
     for result, wanted in zip(results, ANSWERS[name], strict=True):
         assert list(result.token_ids) == [token for token, _ in wanted]
         if result.logprobs:
-            given = [each.logprob for each in result.logprobs]
-            assert given == pytest.approx([logprob for _, logprob in wanted], abs=1e-4)
+            given = [each.logprob for each in result.logprobs[:12]]  # float32 of two makers drifts apart
+            assert given == pytest.approx([logprob for _, logprob in wanted[:12]], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         ("qwen3_5", {"prefill_budget": 8}),
         ("qwen3_5", {"speculate": True, "max_rows": 2}),
         ("qwen3_vl", {"attention": "sim", "prefill_budget": 16}),
-        ("qwen3_vl", {"kv_memory": 60_000, "block_size": 8, "prefill_budget": 8}),
+        ("qwen3_vl", {"kv_memory": 70_000, "block_size": 8, "prefill_budget": 8}),
         ("qwen3_vl", {"prefix_cache": False, "pipeline": False}),
-        ("mistral3", {"kv_memory": 46_000, "block_size": 8, "prefill_budget": 3}),
+        ("mistral3", {"kv_memory": 50_000, "block_size": 8, "prefill_budget": 3}),
         ("mistral3", {"attention": "sim", "speculate": True}),
         ("llava", {"prefill_budget": 16, "max_rows": 2}),
         ("qwen3_vl_moe", {"prefill_budget": 8}),
