@@ -2,7 +2,13 @@
 them.
 """
 
-from cortexmlx.metal.lab.judge.cases import KernelCase, KernelVerdict, Skipped, judge
-from cortexmlx.metal.lab.judge.table import all_cases
+from cortexmlx.metal.lab.judge import attention, mlx_lm_kernels, quantized
+from cortexmlx.metal.lab.judge.cases import KernelCase, judge
 
-__all__ = ["KernelCase", "KernelVerdict", "Skipped", "all_cases", "judge"]
+__all__ = ["KernelCase", "all_cases", "judge"]
+
+
+def all_cases() -> list[KernelCase]:
+    """Return every judged kernel."""
+    parts = attention.sdpa_cases, attention.grouped_cases, attention.steel_cases, quantized.cases, mlx_lm_kernels.cases
+    return [case for cases in parts for case in cases()]

@@ -13,25 +13,19 @@ import numpy.typing as npt
 from cortexmlx.metal.lab.judge.cases import TOLERANCE, Floats, KernelCase
 from cortexmlx.metal.lab.judge.launches import (
     F32,
-    FLOATS,
-    METAL_NAMES,
     NAMES,
     Array,
     AttentionProblem,
-    ResultArray,
     contiguous,
     draw,
     f32,
-    from_bits,
     i32,
     i64,
     launch,
     rounded,
 )
-from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer
-from cortexmlx.metal.lab.sim.launch import LaunchResult
+from cortexmlx.metal.lab.sim.host import ResultArray
 
-VECTOR_HEADERS = ("sdpa_vector.h",)
 MASKS = ("none", "causal", "bool", "additive", "sinks")
 
 
@@ -74,64 +68,71 @@ class _Inputs:
 def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
     heads, kv_heads, length, total = 4, 2, 2, 77
     x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
-    kernel = HostKernel(VECTOR_HEADERS, "sdpa_vector", f"{METAL_NAMES[dtype]}, {head_dim}", x.constants)
-    done = kernel(
+    (y,) = launch(
+        "sdpa_vector.h",
+        "sdpa_vector",
+        f"{NAMES[dtype]}, {head_dim}",
         {
             0: x.q,
             1: x.k,
             2: x.v,
-            3: OutputBuffer(x.q.nbytes, x.q.itemsize),
+            3: ResultArray(x.q.shape, dtype),
             4: i32(heads // kv_heads),
             **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=5)),
             **dict(enumerate(x.masks, start=11)),
             17: i32(heads),
         },
-        (heads, length, 1),
-        (1024, 1, 1),
+        groups=(heads, length, 1),
+        threadgroup=(1024, 1, 1),
+        constants=x.constants,
     )
-    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+    return y, x.problem.solve()
 
 
 def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
     heads, kv_heads, length, total, blocks = 4, 2, 2, 133, 32
     x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
-    name = METAL_NAMES[dtype]
-    first = HostKernel(VECTOR_HEADERS, "sdpa_vector_2pass_1", f"{name}, {head_dim}", {**x.constants, "blocks": blocks})
-    rows = heads * length
-    partial = first(
+    rows, template = heads * length, f"{NAMES[dtype]}, {head_dim}"
+    values, sums, largest = launch(
+        "sdpa_vector.h",
+        "sdpa_vector_2pass_1",
+        template,
         {
             0: x.q,
             1: x.k,
             2: x.v,
-            3: OutputBuffer(rows * blocks * head_dim * x.q.itemsize, x.q.itemsize),
-            4: OutputBuffer(rows * blocks * 4, 4),
-            5: OutputBuffer(rows * blocks * 4, 4),
+            3: ResultArray((rows, blocks, head_dim), dtype),
+            4: ResultArray((rows, blocks), F32),
+            5: ResultArray((rows, blocks), F32),
             **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=7)),
             **dict(enumerate(x.masks, start=13)),
         },
-        (kv_heads, 1, blocks),
-        (32, heads // kv_heads, length),
-    ).outputs
-    second = HostKernel(VECTOR_HEADERS, "sdpa_vector_2pass_2", f"{name}, {head_dim}", {})
-    done = second(
+        groups=(kv_heads, 1, blocks),
+        threadgroup=(32, heads // kv_heads, length),
+        constants={**x.constants, "blocks": blocks},
+    )
+    (y,) = launch(
+        "sdpa_vector.h",
+        "sdpa_vector_2pass_2",
+        template,
         {
-            0: partial[0].view(x.q.dtype),
-            1: partial[1].view(np.float32),
-            2: partial[2].view(np.float32),
-            3: OutputBuffer(x.q.nbytes, x.q.itemsize),
+            0: rounded(values, dtype)[0],
+            1: sums.astype(np.float32),
+            2: largest.astype(np.float32),
+            3: ResultArray(x.q.shape, dtype),
             4: i32(blocks),
         },
-        (heads, length, 1),
-        (1024, 1, 1),
+        groups=(heads, length, 1),
+        threadgroup=(1024, 1, 1),
     )
-    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+    return y, x.problem.solve()
 
 
 def sdpa_cases() -> Iterator[KernelCase]:
     """Head dims 64, 96, 128 and 256; float, half and bfloat; every mask."""
     for title, run in (("sdpa_vector", _one_pass), ("sdpa_vector_2pass", _two_pass)):
         for head_dim in (64, 96, 128, 256):
-            for dtype, name in METAL_NAMES.items():
+            for dtype, name in NAMES.items():
                 for kind in MASKS:
                     title_of_case = f"{title} {name} {head_dim} mask {kind}"
                     yield KernelCase("MLX", title_of_case, partial(run, head_dim, dtype, kind), TOLERANCE[dtype])
@@ -213,8 +214,8 @@ def _causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
 
 def grouped_cases() -> Iterator[KernelCase]:
     """Yield both head dims that MLX serves, with token counts that leave chunks short and empty."""
-    for dtype in FLOATS:
-        name, tolerance = NAMES[dtype], TOLERANCE[dtype]
+    for dtype, name in NAMES.items():
+        tolerance = TOLERANCE[dtype]
         for head_dim, total, blocks, per_simdgroup in (
             (64, 133, 32, 8),
             (128, 133, 32, 4),
@@ -228,8 +229,6 @@ def grouped_cases() -> Iterator[KernelCase]:
 
 
 # Tiled attention: simdgroup matrices, threadgroup tiles, masks by function constants.
-
-_STEEL_HEADERS = ("steel/attn/kernels/steel_attention.h",)
 
 _STEEL_PARAMS = np.dtype(
     [
@@ -254,22 +253,10 @@ class Tiling:
     columns_of_simdgroups: int
 
 
-def steel_attention(
-    t: Tiling, name: str, q: Array, k: Array, v: Array, kind: str, mask: Array, sinks: Array
-) -> LaunchResult:
-    """Run `steel_attention`: the queries are the last tokens of the keys.
-
-    Args:
-        t: the tiles.
-        name: the dtype in MLX's templates.
-        q: queries `[1, heads, length, head_dim]`, as bits.
-        k: keys `[1, kv_heads, tokens, head_dim]`.
-        v: values, as the keys.
-        kind: "none", "causal", "sinks", or the kind of the mask: "bool" or "additive".
-        mask: `[length, tokens]`; any array if the kind reads none.
-        sinks: `[heads]`; any array if the kind reads none.
-    """
-    (_, heads, length, d), (_, kv_heads, total, _) = q.shape, k.shape
+def _steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
+    """Run `steel_attention`: the queries are the last tokens of the keys."""
+    heads, kv_heads, d = 4, 2, t.head_dim
+    x = _Inputs(d, dtype, kind, heads, kv_heads, length, total)
     params, mask_params = np.zeros(1, dtype=_STEEL_PARAMS), np.zeros(1, dtype=_STEEL_MASK_PARAMS)
     values: dict[str, float | list[int]] = {
         "B": 1,
@@ -292,47 +279,30 @@ def steel_attention(
     for field, value in values.items():
         params[field] = value
     mask_params["M_strides"] = [0, 0, total]
-    kernel = HostKernel(
-        _STEEL_HEADERS,
+    name, simdgroups = NAMES[dtype], (t.rows_of_simdgroups, t.columns_of_simdgroups)
+    mask, mask_name = (x.allowed, "bool") if kind == "bool" else (x.additive, name)
+    inputs = (params.view(np.uint8), mask_params.view(np.uint8), mask, x.sinks)
+    (y,) = launch(
+        "steel/attn/kernels/steel_attention.h",
         "attention",
-        f"{name}, {t.query_rows}, {t.key_rows}, {d}, {d}, {t.rows_of_simdgroups}, {t.columns_of_simdgroups}, "
-        f"{'bool' if kind == 'bool' else name}, float",
-        {
+        f"{name}, {t.query_rows}, {t.key_rows}, {d}, {d}, {simdgroups[0]}, {simdgroups[1]}, {mask_name}, float",
+        {0: x.q, 1: x.k, 2: x.v, 3: ResultArray(x.q.shape, dtype), **dict(enumerate(inputs, start=4))},
+        groups=(-(-length // t.query_rows), heads, 1),
+        threadgroup=(32, *simdgroups),
+        constants={
             "align_Q": length % t.query_rows == 0,
             "align_K": total % t.key_rows == 0,
-            "has_mask": kind in ("bool", "additive"),
-            "do_causal": kind == "causal",
-            "has_sinks": kind == "sinks",
+            **{name: x.constants[name] for name in ("has_mask", "do_causal", "has_sinks")},
         },
     )
-    out = OutputBuffer(q.nbytes, q.itemsize)
-    buffers = (q, k, v, out, params.view(np.uint8), mask_params.view(np.uint8), mask, sinks)
-    groups = -(-length // t.query_rows), heads, 1
-    return kernel(dict(enumerate(buffers)), groups, (32, t.rows_of_simdgroups, t.columns_of_simdgroups))
-
-
-def _steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
-    heads, kv_heads, d = 4, 2, t.head_dim
-    rng = np.random.default_rng(d + length)
-    q_bits, q = rounded(rng.standard_normal((1, heads, length, d)), dtype)
-    k_bits, k = rounded(rng.standard_normal((1, kv_heads, total, d)), dtype)
-    v_bits, v = rounded(rng.standard_normal((1, kv_heads, total, d)), dtype)
-    sinks_bits, sinks = rounded(rng.standard_normal(heads), dtype)
-    additive_bits, additive = rounded(rng.standard_normal((length, total)), dtype)
-    allowed = rng.random((length, total)) < 0.7
-    allowed[:, 0] = True
-    given = allowed if kind == "bool" else additive_bits
-    done = steel_attention(t, METAL_NAMES[dtype], q_bits, k_bits, v_bits, kind, given, sinks_bits)
-    mask = {"bool": allowed, "additive": additive}.get(kind)
-    problem = AttentionProblem(q, k, v, d**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
-    return from_bits(done.outputs[0], q.shape, dtype), problem.solve()
+    return y, x.problem.solve()
 
 
 def steel_cases() -> Iterator[KernelCase]:
     """Aligned and ragged sizes, every mask, and one and two simdgroups along the head dimension."""
     tilings = (Tiling(64, 32, 32, 4, 1), Tiling(80, 32, 32, 4, 1), Tiling(128, 32, 16, 4, 1), Tiling(128, 32, 32, 4, 2))
     for t in tilings:
-        for dtype, name in METAL_NAMES.items():
+        for dtype, name in NAMES.items():
             if t.columns_of_simdgroups == 2 and dtype == mx.float32:
                 continue
             for kind, length, total in (

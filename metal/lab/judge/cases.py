@@ -40,15 +40,6 @@ class KernelCase:
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A kernel that cannot be judged here, and the reason."""
-
-    group: str
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class KernelVerdict:
     """The outcome of one case."""
 

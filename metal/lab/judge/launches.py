@@ -1,7 +1,7 @@
 """What the judged kernels share: arrays as the simulator's bytes, one launch of a kernel from MLX's headers, and
 attention in float64.
 
-(y,) = launch("softmax.h", "softmax_looped", "float, float", {0: x, 1: ResultArray((3, 5000), F32), 2: i32(5000)}, ...)
+(y,) = launch("sdpa_blocked.h", "sdpa_blocked_scale_copy", "float", {0: x, 1: ResultArray((4, 40), F32), ...}, ...)
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.metal.lab.sim.buffers import Triple
-from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer
+from cortexmlx.metal.lab.sim.host import HostKernel, ResultArray
 from cortexmlx.metal.lab.sim.kernel import numpy_type
 
 Array = npt.NDArray[np.generic]
 
-METAL_NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t"}
-"""The names of floating dtypes in MLX's templates."""
+NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t"}
+"""The names of dtypes in MLX's templates."""
+
+F32 = mx.float32
+Wide = npt.NDArray[np.float64]
 
 
 def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
@@ -70,41 +73,9 @@ class AttentionProblem:
         return out
 
 
-Wide = npt.NDArray[np.float64]
-Numbers = Sequence[int] | npt.NDArray[np.integer]
-
-F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
-FLOATS = (F32, F16, BF16)
-NAMES = METAL_NAMES | {
-    mx.int8: "int8_t",
-    mx.int32: "int32_t",
-    mx.int64: "int64_t",
-    mx.uint8: "uint8_t",
-    mx.bool_: "bool",
-}
-"""The names of dtypes in MLX's templates."""
-
-
-@dataclass(frozen=True)
-class ResultArray:
-    """A buffer that the kernel fills. `before` is its content before the launch; None if undefined."""
-
-    shape: tuple[int, ...]
-    dtype: mx.Dtype
-    before: Array | None = None
-
-
 def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
-    """Return random numbers as host bits and as float64.
-
-    Floats are normal. Signed integers are from -9 to 9, bools 0 or 1.
-    """
-    rng = np.random.default_rng(seed)
-    if dtype in FLOATS:
-        return rounded(rng.standard_normal(shape) * scale, dtype)
-    low = 0 if dtype == mx.bool_ else -9
-    bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(numpy_type(dtype))
-    return bits, bits.astype(np.float64)
+    """Return normally distributed numbers as host bits and as float64."""
+    return rounded(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
 
 
 def i32(*values: int) -> Array:
@@ -144,21 +115,9 @@ def launch(
 ) -> list[Wide]:
     """Run one instantiation over `threads` threads or `groups` threadgroups; return its results in the signature's
     order.
-
-    A buffer that is not given is bound with no bytes: any access to it is out of bounds.
     """
-    files = (headers,) if isinstance(headers, str) else tuple(headers)
-    kernel = HostKernel(files, function, template, constants or {})
-    results = {slot: given for slot, given in buffers.items() if isinstance(given, ResultArray)}
-    given: dict[int, Array | OutputBuffer] = {slot: x for slot, x in buffers.items() if not isinstance(x, ResultArray)}
-    for slot, result in results.items():
-        item = result.dtype.size
-        given[slot] = OutputBuffer(int(np.prod(result.shape)) * item, item, result.before)
-    given |= {slot: np.zeros(0, np.uint8) for slot in kernel.slots if slot not in given}
+    kernel = HostKernel((headers,) if isinstance(headers, str) else headers, function, template, constants or {})
     grid = threads or tuple(g * t for g, t in zip(groups or (1, 1, 1), threadgroup, strict=True))
-    done = kernel.over(given, (grid[0], grid[1], grid[2]), threadgroup)
-    order = [slot for slot in kernel.slots if slot in results]
-    return [
-        from_bits(data, results[slot].shape, results[slot].dtype)
-        for slot, data in zip(order, done.outputs, strict=True)
-    ]
+    done = kernel(buffers, (grid[0], grid[1], grid[2]), threadgroup)
+    results = [result for slot in kernel.slots if isinstance(result := buffers.get(slot), ResultArray)]
+    return [from_bits(data, each.shape, each.dtype) for data, each in zip(done.outputs, results, strict=True)]

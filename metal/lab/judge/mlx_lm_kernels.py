@@ -1,4 +1,4 @@
-"""The `mx.fast.metal_kernel`s of the installed mlx-lm, run on the simulator and compared with plain MLX."""
+"""The `mx.fast.metal_kernel`s of mlx-lm's recurrent layers, run on the simulator and compared with plain MLX."""
 
 import importlib
 import sys
@@ -8,16 +8,12 @@ from functools import cache, partial
 from types import ModuleType
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.metal.lab.judge.cases import TOLERANCE, Floats, KernelCase
 from cortexmlx.metal.lab.sim.kernel import metal_kernel
 
 Pair = tuple[mx.array, mx.array]
-
-WITHOUT_CASE = ("bitlinear_layers", "deepseek_v41", "expert_routing", "losses")
-"""mlx-lm's modules whose kernels are not judged: ternary weights, Sinkhorn steps, routing, training."""
 
 
 @contextmanager
@@ -126,129 +122,12 @@ def _wkv7(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return _joined([(y, mx.stack(steps, axis=1)), (after, expected_state)])
 
 
-def _attention_residuals(dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.kimi_k3")
-    draw = _draw(7, dtype)
-    blocks = module.ResidualBlocks(1e-5)
-    for _ in range(3):
-        blocks.append(draw(1, 2, 640))
-    partial_sum, weights = draw(1, 2, 640), draw(640, scale=0.05)
-    with pretend_metal():
-        got = module._attn_res_mix(blocks, partial_sum, weights, 1e-5)
-    return _joined([(got, module._attn_res_mix(blocks, partial_sum, weights, 1e-5, use_kernel=False))])
-
-
-def _rms(x: mx.array, eps: float) -> mx.array:
-    x = x.astype(mx.float32)
-    return mx.multiply(x, mx.rsqrt(mx.square(x).mean(-1, keepdims=True) + eps))
-
-
-def _heads(qkvg: mx.array, heads: int, kv_heads: int, dim: int, eps: float, scale: float) -> Pair:
-    shape = qkvg.shape[:-1]
-    q = qkvg[..., : heads * dim].reshape(*shape, heads, dim)
-    k = qkvg[..., heads * dim : (heads + kv_heads) * dim].reshape(*shape, kv_heads, dim)
-    return _rms(q, eps) * scale, _rms(k, eps)
-
-
-def _qk_norm(dtype: mx.Dtype, dim: int) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.qk_norm")
-    heads, kv_heads = 3, 2
-    qkvg = _draw(13, dtype)(2, 3, 2 * (heads + kv_heads) * dim)
-    got = module.qk_norm(qkvg, n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, eps=1e-5, query_scale=0.3)
-    return _joined(list(zip(got, _heads(qkvg, heads, kv_heads, dim, 1e-5, 0.3), strict=True)))
-
-
-def _qk_norm_rope(dtype: mx.Dtype, batched: bool) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.qk_norm_rope")
-    heads, kv_heads, dim = 3, 2, 64
-    qkvg = _draw(14, dtype)(2, 3, 2 * (heads + kv_heads) * dim)
-    offset = mx.array([5, 9]) if batched else 7
-    got = module.qk_norm_rope(
-        qkvg,
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=dim,
-        eps=1e-5,
-        query_scale=0.3,
-        rope_base=10000.0,
-        offset=offset,
-    )
-    expected = [
-        mx.fast.rope(x.swapaxes(1, 2), dim, traditional=True, base=10000.0, scale=1.0, offset=offset).swapaxes(1, 2)
-        for x in _heads(qkvg, heads, kv_heads, dim, 1e-5, 0.3)
-    ]
-    return _joined(list(zip(got, expected, strict=True)))
-
-
-def _expert_combine(dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.post_expert_norm_combine")
-    draw = _draw(16, dtype)
-    experts, norm = draw(3, 4, 640), draw(640)
-    weights = mx.softmax(_draw(17)(3, 4), axis=-1).astype(dtype)
-    got = module.post_expert_norm_combine(experts, weights, norm_weight=norm, eps=1e-5)
-    expected = (_rms(experts * norm.astype(mx.float32), 1e-5) * weights.astype(mx.float32)[..., None]).sum(-2)
-    return _joined([(got, expected)])
-
-
-def _norm_gate(dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.rms_norm_sigmoid_gate")
-    draw = _draw(18, dtype)
-    x = draw(2, 3, 5, 96).swapaxes(1, 2)
-    gate = draw(2, 3, 5 * 96 * 2)[..., ::2]
-    got = module.rms_norm_sigmoid_gate(x, gate, eps=1e-5)
-    normed = _rms(x, 1e-5).swapaxes(1, 2).reshape(2, 3, 5 * 96)
-    return _joined([(got, normed * mx.sigmoid(gate.astype(mx.float32)))])
-
-
-def _norm_add_norm(dtype: mx.Dtype, variant: str) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.norm_add_norm")
-    width = 640
-    draw, wide = _draw(19, dtype), _draw(20)
-    branch, stream = draw(2, 3, width), wide(2, 3, width)
-    alpha, beta = wide(width), wide(width)
-    post = draw(width) if variant == "scaled" else None
-    following = nn.RMSNorm(width, eps=1e-5)
-    following.weight = wide(width)
-    if variant == "pre_norm":
-        got = module.pre_norm(stream, following, dtype=dtype)
-        return _joined([(got, _rms(stream, 1e-5) * following.weight)])
-    after, normed = module.norm_add_norm(
-        branch,
-        stream,
-        alpha=alpha,
-        beta=beta,
-        post_weight=post,
-        post_eps=1e-5,
-        next_norm=None if variant == "last" else following,
-    )
-    scaled = branch if post is None else branch * post
-    expected = alpha * stream + beta * _rms(scaled, 1e-5)
-    if normed is None:
-        return _joined([(after, expected)])
-    return _joined([(after, expected), (normed, _rms(expected, 1e-5) * following.weight)])
-
-
 def cases() -> Iterator[KernelCase]:
-    """Yield the other uses, in every variant that compiles to another text."""
-    both = ((mx.float32, "float"), (mx.bfloat16, "bfloat"))
-    for dtype, name in both:
+    """Yield each kernel in every variant that compiles to another text."""
+    for dtype, name in ((mx.float32, "float"), (mx.bfloat16, "bfloat")):
         tolerance = TOLERANCE[dtype] * 4
         for variant in ("generic", "masked", "vector", "vector masked", "xtree", "packed"):
             run = partial(_gated_delta, variant, dtype)
             yield KernelCase("mlx-lm", f"gated_delta {variant} {name}", run, tolerance)
         yield KernelCase("mlx-lm", f"ssm_update {name}", partial(_ssm, dtype), tolerance)
         yield KernelCase("mlx-lm", f"rwkv7 wkv7 {name}", partial(_wkv7, dtype), tolerance)
-        yield KernelCase(
-            "mlx-lm", f"kimi_k3 attention residuals {name}", partial(_attention_residuals, dtype), tolerance
-        )
-        for dim in (64, 80):
-            yield KernelCase("mlx-lm", f"qk_norm {dim} {name}", partial(_qk_norm, dtype, dim), tolerance)
-        for batched in (False, True):
-            title = f"qk_norm_rope {'offset per row' if batched else 'one offset'} {name}"
-            yield KernelCase("mlx-lm", title, partial(_qk_norm_rope, dtype, batched), max(tolerance, 2e-5))
-        yield KernelCase("mlx-lm", f"post_expert_norm_combine {name}", partial(_expert_combine, dtype), tolerance)
-        yield KernelCase("mlx-lm", f"rms_norm_sigmoid_gate {name}", partial(_norm_gate, dtype), tolerance)
-        for variant in ("scaled", "plain", "last", "pre_norm"):
-            yield KernelCase(
-                "mlx-lm", f"norm_add_norm {variant} {name}", partial(_norm_add_norm, dtype, variant), tolerance
-            )

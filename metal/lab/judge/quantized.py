@@ -1,4 +1,4 @@
-"""MLX's affine quantization: products with one or a few vectors in both directions, tiles, packing and unpacking."""
+"""MLX's affine quantization: products with one or a few vectors in both directions, tiles, and unpacking."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,18 +9,15 @@ import numpy.typing as npt
 
 from cortexmlx.metal.lab.judge.cases import TOLERANCE, Defect, Floats, KernelCase
 from cortexmlx.metal.lab.judge.launches import (
-    BF16,
-    F16,
     F32,
-    FLOATS,
     NAMES,
     Array,
-    ResultArray,
     Wide,
     draw,
     i32,
     launch,
 )
+from cortexmlx.metal.lab.sim.host import ResultArray
 from cortexmlx.metal.lab.sim.report import Fault
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,13 +28,6 @@ def packed(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
     """Pack small numbers [rows, count], the first in the lowest bits: bytes [rows, count * bits / 8]."""
     flags = (numbers[..., None].astype(np.uint8) >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(flags.reshape(len(numbers), -1), axis=1, bitorder="little")
-
-
-def unpacked(data: Bytes, bits: int) -> npt.NDArray[np.int64]:
-    """Return the numbers that `packed` packed."""
-    flags = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
-    numbers: npt.NDArray[np.int64] = (flags.astype(np.int64) << np.arange(bits)).sum(-1)
-    return numbers
 
 
 class _Weights:
@@ -105,31 +95,6 @@ def _dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]
     return y, w.worth
 
 
-def _quantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
-    """Quantize and check that each value is within about one step of the input."""
-    rows, columns = 2, 256
-    bits_of_x, x = draw(4, (rows, columns), dtype)
-    data, scales, biases = launch(
-        HEADERS,
-        "affine_quantize",
-        f"{NAMES[dtype]}, {group}, {bits}",
-        {
-            0: bits_of_x,
-            1: ResultArray((rows, columns * bits // 8), mx.uint8),
-            2: ResultArray((rows, columns // group), dtype),
-            3: ResultArray((rows, columns // group), dtype),
-        },
-        threads=(rows * columns // max(group // 32, 1), 1, 1),
-        threadgroup=(128, 1, 1),
-    )
-    scale, bias = np.repeat(scales, group, 1), np.repeat(biases, group, 1)
-    worth = unpacked(data.astype(np.uint8), bits) * scale + bias
-    span = np.ptp(x.reshape(rows, -1, group), axis=-1)
-    step = np.repeat(span / ((1 << bits) - 1), group, 1)
-    # The kernel moves the zero of a group to a multiple of the step, which may cut an end off by up to one step.
-    return np.maximum(np.abs(worth - x) / step - 1.05, 0.0) + 1.0, np.ones_like(x)
-
-
 _BEYOND_THE_ROWS = Defect(
     Fault.OUT_OF_BOUNDS,
     "MLX's affine_qmv_quad reads the scale and bias of rows beyond the last before it asks whether there is such a row",
@@ -138,8 +103,7 @@ _BEYOND_THE_ROWS = Defect(
 
 def cases() -> Iterator[KernelCase]:
     """Yield every combination of bits and group, with sizes that take the aligned and the ragged paths."""
-    for dtype in FLOATS:
-        name = NAMES[dtype]
+    for dtype, name in NAMES.items():
         for group, bits in ((64, 4), (32, 8), (128, 2), (64, 3), (64, 5), (32, 6), (64, 8)):
             widths = f"{name} {bits} bits in {group}"
             few = dtype == F32 or bits == 4
@@ -163,5 +127,3 @@ def cases() -> Iterator[KernelCase]:
             yield KernelCase(
                 "MLX", f"affine_dequantize {widths}", partial(_dequantize, dtype, group, bits), TOLERANCE[dtype]
             )
-            if dtype != BF16 and dtype != F16:
-                yield KernelCase("MLX", f"affine_quantize {widths}", partial(_quantize, dtype, group, bits), 0.0)

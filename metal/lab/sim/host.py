@@ -4,10 +4,12 @@
 it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -31,15 +33,12 @@ from cortexmlx.metal.lab.sim.toolchain import SHIM, Build, build, mlx_headers
 
 
 @dataclass(frozen=True)
-class OutputBuffer:
-    """A buffer that the kernel writes."""
+class ResultArray:
+    """A buffer that the kernel fills. `before` is its content before the launch; None if undefined."""
 
-    nbytes: int
-    """Size in bytes."""
-    item_bytes: int
-    """Bytes of an element."""
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
     before: npt.NDArray[np.generic] | None = None
-    """Content before the launch; None if undefined."""
 
 
 def _preamble_headers() -> set[str]:
@@ -124,7 +123,8 @@ class HostKernel:
         text = FUNCTION_CONSTANT.sub(value, text)
         self._text = text
         self.name = f"{function}<{template}>"
-        self._slots: list[int] = []
+        self.slots: list[int] = []
+        """The indices of the kernel's buffers, in the order of the signature."""
         arguments = []
         for number, parameter in enumerate(_split_parameters(text, function)):
             match = PARAMETER.fullmatch(parameter.strip())
@@ -144,36 +144,24 @@ class HostKernel:
         wrapper = "sim_reference" if "&" in kind else "sim_pointer"
         if buffer.group(2) and not constants.get(buffer.group(2)):
             return f"{wrapper}{{nullptr}}"
-        self._slots.append(int(buffer.group(1)))
-        return f"{wrapper}{{b[{len(self._slots) - 1}]}}"
+        self.slots.append(int(buffer.group(1)))
+        return f"{wrapper}{{b[{len(self.slots) - 1}]}}"
 
     def __call__(
-        self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], groups: Triple, threadgroup: Triple
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | ResultArray], threads: Triple, threadgroup: Triple
     ) -> LaunchResult:
-        """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
+        """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`).
 
-        The result has the bytes of the outputs in the order of the signature.
+        `buffers` maps the index in `[[buffer(n)]]` to an input or a result. One that is not given is bound with no
+        bytes: any access to it is out of bounds. The outputs are in the order of `slots`.
         """
-        grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
-        return self.over(buffers, grid, threadgroup)
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The indices of the kernel's buffers, in the order of the signature."""
-        return tuple(self._slots)
-
-    def over(
-        self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], threads: Triple, threadgroup: Triple
-    ) -> LaunchResult:
-        """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`)."""
         current = settings.current()
         specs = []
-        for index in self._slots:
-            given = buffers[index]
-            if isinstance(given, OutputBuffer):
-                specs.append(
-                    BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True)
-                )
+        for index in self.slots:
+            given = buffers.get(index, np.zeros(0, np.uint8))
+            if isinstance(given, ResultArray):
+                size = math.prod(given.shape) * given.dtype.size
+                specs.append(BufferSpec(f"buffer({index})", given.before, size, given.dtype.size, writable=True))
             else:
                 data = np.ascontiguousarray(given)
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
