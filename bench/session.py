@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,9 @@ from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.measure.pairs import Comparison, ComparisonCase, compare_case
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.measure.trace import BenchRequest
-from cortexmlx.bench.report import ratios, speed
-from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.report import GIB, Report, ReportSection, ReportTable, format_number
 from cortexmlx.bench.suites.against import ROWS, CaseSection, ComparisonSizes, Contest, basic_sections
-from cortexmlx.bench.suites.rows import SpeedTest, TestRuns
+from cortexmlx.bench.suites.rows import SpeedTest, TestResult, TestRuns
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
@@ -58,7 +58,7 @@ def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Seque
     return Report(
         machine,
         info,
-        speed.speed_section(runs.results(), info, backend),
+        speed_section(runs.results(), info, backend),
         (*plan.notes, *_interrupted_notes(interrupted)),
         plan.settings,
         interrupted,
@@ -116,7 +116,7 @@ def compare_sections(
             raise
         interrupted = True
     notes = (*plan.notes, *_interrupted_notes(interrupted))
-    return Report(machine, info, ratios.ratios_section(comparisons), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, ratios_section(comparisons), notes, plan.settings, interrupted=interrupted)
 
 
 def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:
@@ -159,3 +159,120 @@ def _warm_up(contest: Contest, on_run: Callable[[str], None]) -> None:
             contest.make_cortex().run(work)
             on_run(f"{message}: mlx-lm")
             contest.make_mlx_lm().run(work)
+
+
+RATIO_HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "least", "most", "target", "met")
+RATIO_NOTES = (
+    "ratio: cortexmlx over mlx-lm, the median of the pairs of runs, and the least and the greatest of them. Of s and "
+    "bytes less is better.",
+)
+
+
+def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
+    """Return the section that compares with mlx-lm: a row for each comparison, all figures below."""
+    table = ReportTable(
+        RATIO_HEADINGS, tuple(map(_comparison_row, comparisons)), 2, ("met", "least", "most", "measure")
+    )
+    raw = tuple(map(_raw_figures, comparisons))
+    return ReportSection(
+        "comparisons", "Beside mlx-lm", (table,), (*RATIO_NOTES, *raw), tuple(map(_comparison_record, comparisons))
+    )
+
+
+def _comparison_row(c: Comparison) -> tuple[str, ...]:
+    return (
+        c.case,
+        f"{c.measure}, {c.unit}",
+        format_number(sorted(c.ours)[len(c.ours) // 2]),
+        format_number(sorted(c.theirs)[len(c.theirs) // 2]),
+        f"{c.ratio:.2f}x",
+        f"{min(c.ratios):.2f}",
+        f"{max(c.ratios):.2f}",
+        f"{c.better.value} {c.target:g}x",
+        "yes" if c.meets_target else "no",
+    )
+
+
+def _comparison_record(c: Comparison) -> dict[str, Any]:
+    derived_figures = {"ratio": c.ratio, "ratios": c.ratios, "cpu_ratio": c.cpu_ratio, "met": c.meets_target}
+    return {**asdict(c), "better": c.better.value, **derived_figures}
+
+
+def _raw_figures(c: Comparison) -> str:
+    """Return all figures of a comparison as one line of text."""
+    our_text, their_text = (", ".join(format_number(x) for x in figures) for figures in (c.ours, c.theirs))
+    same_note = f"same tokens in {c.same_tokens} of {c.requests} requests"
+    cpu = "" if c.cpu_ratio is None else f"; {c.cpu_ratio:.2f}x by CPU time"
+    return f"{c.case}, {c.measure} ({c.what}): cortexmlx {our_text}; mlx-lm {their_text} {c.unit}{cpu}; {same_note}"
+
+
+SPEED_NOTES = (
+    "pp: prompt tokens per second up to the first token; tg: generated tokens per second; mean ± standard deviation of "
+    "the runs. batch: sequences at once, whose tokens are counted together. Behind @ d: tokens that were there before, "
+    "not timed.",
+    "KV: what keys and values of the running sequences took at most; peak: all that MLX held, weights too.",
+)
+
+
+def speed_section(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSection:
+    """Return the section about speed, with the columns of llama-bench, and below it a table of memory."""
+    core = (
+        model.name.rstrip("/").rpartition("/")[2],
+        f"{model.weight_bytes / 2**20:,.1f} MiB",
+        _format_count(model.parameters),
+        backend,
+    )
+    batches = any(row.test.batch > 1 for row in rows)
+    cells = []
+    for row in rows:
+        sizes = (str(row.block_size), *((str(row.test.batch),) if batches else ()))
+        cells.append((*core, *sizes, row.test.name, f"{row.mean:.2f} ± {row.deviation:.2f}"))
+    spare = ("model", "size", "params", "backend")
+    headings = (*spare, "block", *(("batch",) if batches else ()), "test", "t/s")
+    speed = ReportTable(headings, tuple(cells), 1, spare)
+    memory = ReportTable(
+        ("test", "block", "batch", "KV MiB", "peak GiB"),
+        tuple(
+            (
+                r.test.name,
+                str(r.block_size),
+                str(r.test.batch),
+                f"{r.kv_bytes / 2**20:,.1f}",
+                f"{r.peak_bytes / GIB:.2f}",
+            )
+            for r in rows
+        ),
+        1,
+        ("peak GiB",),
+    )
+    return ReportSection(
+        "rows",
+        "Speed",
+        (speed, memory),
+        SPEED_NOTES,
+        tuple(map(_speed_record, rows)),
+    )
+
+
+def _format_count(parameters: int) -> str:
+    """Return a number of parameters in millions or billions."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+def _speed_record(row: TestResult) -> dict[str, Any]:
+    return {
+        "test": row.test.name,
+        "prompt": row.test.prompt,
+        "generate": row.test.generate,
+        "batch": row.test.batch,
+        "depth": row.test.depth,
+        "block_size": row.block_size,
+        "mean_tokens_per_second": row.mean,
+        "standard_deviation": row.deviation,
+        "tokens_per_second": row.rates,
+        "tokens": row.tokens,
+        "cpu_ms_per_token": row.cpu_ms_per_token,
+        "kv_bytes": row.kv_bytes,
+        "peak_bytes": row.peak_bytes,
+        **{f"{part}_ms": value for part, value in asdict(row.split).items() if part != "steps"},
+    }

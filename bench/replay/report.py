@@ -12,9 +12,7 @@ from cortexmlx.bench.measure.engines import BenchPlan, open_engines, share_weigh
 from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.replay.runs import WorkloadResult, make_workload, measure_workloads
 from cortexmlx.bench.replay.texts import AnswerKind
-from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ReportSection, ReportTable
-from cortexmlx.bench.report.text import format_number
+from cortexmlx.bench.report import Report, ReportSection, ReportTable, format_number
 from cortexmlx.stats import ModelInfo
 
 TOKENS = 256

@@ -6,19 +6,146 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
+import numpy as np
+
 from cortexmlx.bench.measure.trace import Timestamp
-from cortexmlx.bench.replay.schema import RECORDS, apply_forced_tokens
-from cortexmlx.bench.replay.scripted import use_scripts
 from cortexmlx.bench.replay.texts import AnswerKind, ReplayText, make_text
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.engine import Engine
 from cortexmlx.errors import CortexError
+from cortexmlx.execution import runner
+from cortexmlx.execution.boundary import TokenMask
+from cortexmlx.execution.sampling import BatchSampler, SampledTokens, TokenIndex
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.stats import DraftStats, SpeculationStats
+from cortexmlx.structured.compiler import GrammarCompiler
+from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.request import Completion, TokenEvent
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
+
+Scripts = Mapping[int, Sequence[int]]
+"""The tokens of an answer, by the seed of its request. Other requests, and what comes after a script, are free."""
+
+_FREE = -1
+
+
+class ScriptedSampler:
+    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the model's own tokens.
+
+    A small model left alone soon repeats itself, which flatters whoever guesses its next tokens.
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        processors: Mapping[JobId, Sequence[LogitsProcessor]],
+    ) -> None:
+        self._sampler = BatchSampler(rows, vocab_size, processors)
+        self._scripts = [scripts.get(row.seed, ()) for row in rows]
+
+    def __call__(
+        self,
+        logits: mx.array,
+        token_index: TokenIndex,
+        live_flags: Sequence[bool] | None = None,
+        mask: TokenMask | None = None,
+    ) -> SampledTokens:
+        """See `BatchSampler`. The tokens stay lazy, and depend on the choice that was computed."""
+        sampled = self._sampler(logits, token_index, live_flags, mask)
+        script_tokens = mx.array(self._script_tokens(token_index))
+        return replace(sampled, tokens=mx.where(script_tokens == _FREE, sampled.tokens, script_tokens))
+
+    def _script_tokens(self, token_index: TokenIndex) -> IntArray:
+        """Return each row's next script token, or `_FREE` where its script has ended."""
+        script_positions = zip(self._scripts, token_index.tolist(), strict=True)
+        return np.array(
+            [script[position] if position < len(script) else _FREE for script, position in script_positions], np.int32
+        )
+
+
+@contextmanager
+def use_scripts(scripts: Scripts) -> Iterator[None]:
+    """Make all engines of this process take the scripts' tokens. No request may run when the context begins or ends."""
+    names = vars(runner)
+    original_sampler = names["BatchSampler"]
+    names["BatchSampler"] = lambda *arguments: ScriptedSampler(scripts, *arguments)
+    try:
+        yield
+    finally:
+        names["BatchSampler"] = original_sampler
+
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "customer_name": {"type": "string", "pattern": "^[A-Z][a-z]{2,20} [A-Z][a-z]{2,20}$"},
+        "subscription_status": {"enum": ["active", "invited", "suspended", "deleted"]},
+        "newsletter_subscribed": {"type": "boolean"},
+        "shipping_address": {
+            "type": "object",
+            "properties": {
+                "street_name": {"type": "string", "pattern": "^[A-Z][a-z]{3,20} (Street|Avenue|Road)$"},
+                "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"},
+                "country_code": {"enum": ["DE", "FR", "GB", "US"]},
+            },
+            "required": ["street_name", "postal_code", "country_code"],
+            "additionalProperties": False,
+        },
+        "lifetime_value_euros": {"type": "integer", "minimum": 0, "maximum": 100000},
+    },
+    "required": [
+        "identifier",
+        "customer_name",
+        "subscription_status",
+        "newsletter_subscribed",
+        "shipping_address",
+        "lifetime_value_euros",
+    ],
+    "additionalProperties": False,
+}
+"""A customer of a shop. Its keys are half of its text."""
+
+RECORDS = StructuredOutput.json({"type": "array", "items": RECORD}, compact=True)
+"""What the answers of `AnswerKind.SCHEMA` follow."""
+
+_AHEAD = 200
+"""The first token of so many characters is that of the whole text."""
+
+
+def apply_forced_tokens(text: ReplayText, engine: Engine) -> ReplayText:
+    """Return a text whose answer has the tokens that the schema forces. An engine without forced tokens may choose
+    them, too. Raises CortexError if the answer does not follow the schema.
+    """
+    tokenizer = SharedTokenizer(engine.inspect(lambda core: core.loaded.tokenizer))
+    matcher = GrammarCompiler(tokenizer, engine.info.vocab_size).compile(RECORDS).make_matcher(forced_tokens=True)
+    answer, tokens = engine.decode(text.answer), list[int]()
+    written_text, is_finished = "", False
+    while len(tokens) < len(text.answer) and len(written_text) < len(answer) and not is_finished:
+        rest = answer[len(written_text) :][:_AHEAD]
+        tokens.append(matcher.forced_tokens[0] if matcher.forced_tokens else _first_token(rest, engine))
+        is_finished = matcher.accept(tokens[-1])
+        written_text = engine.decode(tokens)
+        if matcher.error or not answer.startswith(written_text):
+            raise CortexError(f"an answer of the replay does not follow its schema at {rest[:20]!r}")
+    return ReplayText(text.prompt, tuple(tokens))
+
+
+def _first_token(text: str, engine: Engine) -> int:
+    """Return the first token of a text."""
+    prefix_ids = engine.encode("")  # what the tokenizer puts before each text
+    token_ids = engine.encode(text)
+    return token_ids[len(prefix_ids) if token_ids[: len(prefix_ids)] == prefix_ids else 0]
 
 
 @dataclass(frozen=True)

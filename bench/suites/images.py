@@ -16,8 +16,7 @@ import numpy as np
 from cortexmlx.bench.measure.engines import BenchPlan, open_engines
 from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.measure.prompts import PromptStream
-from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ReportSection, ReportTable
+from cortexmlx.bench.report import Report, ReportSection, ReportTable
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 

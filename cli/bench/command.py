@@ -23,7 +23,7 @@ from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 
 if TYPE_CHECKING:
-    from cortexmlx.bench.report.report import Report
+    from cortexmlx.bench.report import Report
 
 
 def parse_numbers(option: str, text: str, minimum: int) -> list[int]:
@@ -262,13 +262,12 @@ def bench(
 
 def _output_report(report: Report, output: OutputFormat) -> None:
     """Print the report. Raises typer.Exit if it was interrupted."""
-    from cortexmlx.bench.report import text
-    from cortexmlx.bench.report.report import as_json
+    from cortexmlx.bench.report import WIDTH, as_json, as_markdown
 
     if output is OutputFormat.md:
         on_terminal = console.is_terminal(sys.stdout)
-        width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
-        console.print_result(text.as_markdown(report, width))
+        width = min(WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else WIDTH
+        console.print_result(as_markdown(report, width))
     else:
         console.print_result(as_json(report))
     if report.interrupted:

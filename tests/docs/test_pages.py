@@ -12,7 +12,7 @@ OTHERS = {
     "docs/architecture.md: chat, batch, server": "a drawing; tests/house/test_rooms.py has the order",
     "docs/batch.md: text": "tests/cli/test_batch_page.py reads it as input",
     "docs/batch.md: jsonl": "tests/cli/test_batch_page.py reads it as input, or compares it with what is written",
-    "docs/bench.md: | model   |      size": "tests/bench/report/test_speed.py has the table",
+    "docs/bench.md: | model   |      size": "tests/bench/test_report.py has the table",
     "docs/chat.md: >>> what is wrong in": "tests/cli/chat/test_attachments.py has what is said of a file",
     "docs/clients.md: json": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_agents.py uses it",
     "docs/clients.md: toml": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_agents.py uses it",

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.bench.replay import report
 from cortexmlx.bench.replay.runs import ReplayRun, TimedSpan, Workload, WorkloadResult
 from cortexmlx.bench.replay.texts import AnswerKind, ReplayText
-from cortexmlx.bench.report.text import section_markdown
+from cortexmlx.bench.report import section_markdown
 from cortexmlx.cli.start import run
 from cortexmlx.stats import SpeculationStats
 from support.models.bench_model import bench

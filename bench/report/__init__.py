@@ -1,1 +1,0 @@
-"""The report of a benchmark: for people, for programs, and as a picture."""
