@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import count, tee
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cortexmlx.cli.limits import incomplete_form_note
 from cortexmlx.core.as_completed import PendingPrompt
@@ -23,6 +23,7 @@ from cortexmlx.types.request import Completion, FinishReason
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.cli.batch.files import BatchWriter
     from cortexmlx.core.prompt import Prompt
     from cortexmlx.engine import Engine
 
@@ -34,16 +35,6 @@ NAMED_FAILURES = 3
 
 EMPTY_PROMPT: Prompt = ()
 """The prompt of a bad line: no tokens. The engine ends it at once, and it keeps its place among the others."""
-
-
-class BatchRecordWriter(Protocol):
-    """A destination for the finished records of a batch run."""
-
-    def write(self, record: Body) -> None:
-        """Write one record."""
-
-    def sync(self) -> None:
-        """Flush the records to the disk."""
 
 
 @dataclass
@@ -84,7 +75,7 @@ class BatchRun:
         self,
         engine: Engine,
         items: Iterable[BatchRequest | InvalidLine | None],
-        writer: BatchRecordWriter,
+        writer: BatchWriter,
         prepare: Callable[[Request, PromptInput], Prompt],
         recorder: RecordBuilder,
         *,

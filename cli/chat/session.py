@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chat.sampling import carry_over_sampling
 from cortexmlx.cli.chat.status import ArenaView
@@ -24,6 +24,7 @@ from cortexmlx.types.request import Completion, FinishReason, Message
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.cli.engine import ReplaceableEngine
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
     from cortexmlx.sessions.reply import Reply
@@ -115,23 +116,6 @@ TurnInput = str | Sequence[Message]
 """A question, or the results of calls."""
 
 
-class ChatHost(Protocol):
-    """The owner of a chat's engine, which can replace it by another one."""
-
-    config: EngineConfig
-    engine: Engine
-    is_open: bool
-    """False if no engine is open, because neither another nor the old one could be opened."""
-    left_out: dict[str, Exception]
-    """See `ReplaceableEngine.left_out`."""
-
-    def check(self, config: EngineConfig) -> dict[str, Exception]:
-        """Check whether an engine with these options could be loaded. Return the unreadable adapters, with reasons."""
-
-    def replace_engine(self, config: EngineConfig) -> None:
-        """Close the engine and open another one with these options: see `ReplaceableEngine.replace_engine`."""
-
-
 @dataclass
 class ChatSession:
     """One chat: its engine, conversation, display and settings; answers questions and stores turns."""
@@ -148,7 +132,7 @@ class ChatSession:
     """Saves the chat after each turn."""
     arena: ArenaView | None = None
     """The picture below answers; None without a terminal."""
-    host: ChatHost | None = None
+    host: ReplaceableEngine | None = None
     """Opens another engine."""
     note: Callable[[str], None] = console.print_note
     """Prints a note for the user."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal.progress import STOPPING, prefill_text
 from cortexmlx.errors import CortexError
@@ -18,27 +18,13 @@ from cortexmlx.types.request import TokenEvent
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from cortexmlx.sessions.reply import Reply
+
 WATCH_SECONDS = 0.25
 """Time between two pictures of the arena."""
 
 MAX_HEIGHT_SHARE = 3
 """The picture of the arena takes one of this many lines of the window."""
-
-
-class RunningAnswer(Protocol):
-    """An answer that may still be running."""
-
-    @property
-    def prompt(self) -> Sequence[int]:
-        """The prompt's tokens."""
-
-    @property
-    def progress(self) -> Progress | None:
-        """How much of the prompt is computed: see `RequestHandle.progress`."""
-
-    @property
-    def cancelling(self) -> bool:
-        """Whether cancelling the answer was requested."""
 
 
 class ArenaView:
@@ -82,7 +68,7 @@ class ArenaView:
 class AnswerStatus:
     """The status line of one answer, in a context of `context` tokens. In a `with`, a thread takes arena pictures."""
 
-    def __init__(self, answer: RunningAnswer, context: int, arena: ArenaView | None = None) -> None:
+    def __init__(self, answer: Reply, context: int, arena: ArenaView | None = None) -> None:
         self.arena = arena
         self._answer = answer
         self._context = context

@@ -10,20 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
 from cortexmlx.errors import AdapterRefused, MemoryRefused, UnknownAdapter
 from cortexmlx.execution.boundary import AdapterTables, Refusal
 from cortexmlx.kv.prefix import AdapterSalt, Salt
 from cortexmlx.models.adapters.low_rank import AdapterInfo, LowRankAdapter
+from cortexmlx.scheduling.job import Job
 from cortexmlx.system.machine import can_allocate
 from cortexmlx.types.request import AdapterKey, QueuedRequest
-
-
-class _AdapterJob(Protocol):
-    """What the registry needs of a job: the number of its adapter."""
-
-    adapter: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class AdapterRegistry:
         """How many adapters have no name any more, and stay in memory until the requests that use them end."""
         return len(self._unnamed_keys)
 
-    def load(self, name: str, adapter: LowRankAdapter, jobs: Iterable[_AdapterJob]) -> AdapterInfo:
+    def load(self, name: str, adapter: LowRankAdapter, jobs: Iterable[Job]) -> AdapterInfo:
         """Load an adapter under a name. If the name has another adapter, replace it.
 
         Content that leaves memory with that, since it has neither another name nor requests, does not count among
@@ -104,7 +98,7 @@ class AdapterRegistry:
         self._set_names({**self._keys, name: key}, {**self.infos, name: info}, jobs)
         return info
 
-    def unload(self, name: str, jobs: Iterable[_AdapterJob]) -> None:
+    def unload(self, name: str, jobs: Iterable[Job]) -> None:
         """Unload an adapter. Requests that use it keep it, and its memory, until they end. Raises UnknownAdapter."""
         if name not in self._keys:
             raise unknown_adapter_error(name, self.infos)
@@ -128,7 +122,7 @@ class AdapterRegistry:
             raise unknown_adapter_error(name, self.infos)
         return AdapterSalt(self._keys[name].digest, client)
 
-    def free_unused(self, jobs: Iterable[_AdapterJob]) -> None:
+    def free_unused(self, jobs: Iterable[Job]) -> None:
         """Free the memory of adapters that have neither a name nor requests."""
         unnamed_keys = self._unnamed_keys
         if not (unnamed_keys or self._pending_removals) or self._tables is None:
@@ -141,9 +135,7 @@ class AdapterRegistry:
             if not isinstance(self._tables.remove(number), Refusal):
                 self._pending_removals.remove(number)
 
-    def _set_names(
-        self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[_AdapterJob]
-    ) -> None:
+    def _set_names(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[Job]) -> None:
         """Replace the names of all adapters, and free the adapters that are unused now."""
         self._keys, self.infos = keys, MappingProxyType(infos)
         self.free_unused(jobs)
@@ -159,13 +151,11 @@ class AdapterRegistry:
         key = self._keys.get(name)
         return key is not None and list(self._keys.values()).count(key) == 1
 
-    def _is_freed_on_replace(self, name: str, jobs: Iterable[_AdapterJob]) -> bool:
+    def _is_freed_on_replace(self, name: str, jobs: Iterable[Job]) -> bool:
         """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
         return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
-    def _check_room(
-        self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[_AdapterJob]
-    ) -> None:
+    def _check_room(self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[Job]) -> None:
         """Raise AdapterRefused if an adapter exceeds a limit, and MemoryRefused if the system has no memory for it."""
         limits = self.limits
         if adapter.rank > limits.rank:

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import filter_hints, render_error
-from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
-from cortexmlx.types.images import ImageWriter
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
-
-
-class ChatTokenizer(Protocol):
-    """What prompts need of a tokenizer with a chat template: see `SharedTokenizer`."""
-
-    @property
-    def thoughts(self) -> Thoughts | None:
-        """How the model marks its thoughts; None if it has none."""
-
-    @property
-    def reads_thoughts_field(self) -> bool:
-        """Whether the chat template reads the thoughts of an earlier answer from a field of their own."""
-
-    @property
-    def images(self) -> ImageWriter | None:
-        """Reads the images in messages; None: the model sees none."""
-
-    @property
-    def eos_token_ids(self) -> Collection[int]:
-        """The tokens that end an answer."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-
-    @property
-    def call_format(self) -> CallFormat | None:
-        """How the model writes tool calls; None: it cannot call tools."""
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        variables: TemplateVars = NO_VARIABLES,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str | list[int]:
-        """Render messages with the chat template."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +102,7 @@ def tokenize(
     return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)
 
 
-def make_calls(tokenizer: ChatTokenizer, params: SamplingParams) -> AllowedCalls | None:
+def make_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
     """Return which tools answers may call, and how, or None. Raises InvalidRequest if the model cannot call tools."""
     if not params.offered:
         return None
@@ -200,7 +164,7 @@ def _tokenize_messages(
 
 
 def thoughts_of_answer(
-    tokenizer: ChatTokenizer, rendered_prompt: str | list[int], calls: AllowedCalls | None = None
+    tokenizer: SharedTokenizer, rendered_prompt: str | list[int], calls: AllowedCalls | None = None
 ) -> Thoughts | None:
     """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
     thoughts = tokenizer.thoughts if calls is None else calls.format.adapt_thoughts(tokenizer.thoughts)
@@ -214,7 +178,7 @@ def thoughts_of_answer(
 
 
 def count_tail_tokens(
-    tokenizer: ChatTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
+    tokenizer: SharedTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
 ) -> int:
     """Return how many last tokens are thinking tags, opened or left empty. 0 if none, or if the tokens do not tell."""
     if thoughts is None or not isinstance(rendered_prompt, str):
@@ -233,7 +197,7 @@ def trailing_thinking_tags(rendered_prompt: str, thoughts: Thoughts) -> str:
 
 
 def render(
-    tokenizer: ChatTokenizer,
+    tokenizer: SharedTokenizer,
     messages: Sequence[Message],
     variables: TemplateVars = NO_VARIABLES,
     calls: AllowedCalls | None = None,

@@ -590,33 +590,13 @@ class ThinkingLimit:
         return cls(tokens, close, close_tokens, first_token_chars, encode, vocab_size)
 
 
-class ThinkingState(Protocol):
-    """How far an answer's thoughts have come, while it is written: see `TextStream`."""
-
-    @property
-    def in_thoughts(self) -> bool:
-        """Whether the next text belongs to the thoughts."""
-
-    @property
-    def thoughts_over(self) -> bool:
-        """Whether the thoughts have ended, so that all further text belongs to the answer."""
-
-    @property
-    def closing_tag_chars(self) -> int:
-        """How many characters of the tag that closes the thoughts are written so far."""
-
-    @property
-    def silent(self) -> bool:
-        """Whether the newest token added no text, for example as a part of a character."""
-
-
 class ThinkingBudget:
     """Counts down how many tokens the thoughts of one answer may still have, then forces the closing tag.
 
     A token counts if the answer is in its thoughts before and after it. Tags do not count.
     """
 
-    def __init__(self, limit: ThinkingLimit, text: ThinkingState) -> None:
+    def __init__(self, limit: ThinkingLimit, text: TextStream) -> None:
         self._limit = limit
         self._text = text
         self._remaining_tokens = limit.tokens

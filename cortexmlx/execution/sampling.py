@@ -197,10 +197,8 @@ class BatchSampler:
         return mx.concatenate(chosen_tokens)[self._original_order]
 
 
-class _TokenChooser(Protocol):
-    """Chooses tokens for its own rows only: `logits [n, V]`, `token_index [n]` -> tokens `[n] int32`."""
-
-    def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array: ...
+_TokenChooser = Callable[[mx.array, TokenIndex], mx.array]
+"""Chooses tokens for its own rows only: `logits [n, V]`, `token_index [n]` -> tokens `[n] int32`."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cortexmlx.core.prompt import common_length
 from cortexmlx.disk.folder import TRANSCRIPT, open_folder, open_regular_file
@@ -320,19 +320,6 @@ class RememberedTurn:
         return answer_text
 
 
-class TranscriptStore(Protocol):
-    """Storage in which transcripts outlive the process."""
-
-    def read(self, max_bytes: int) -> list[tuple[str, RememberedTurn]]:
-        """Return the newest transcripts of at most `max_bytes` bytes, each with its client, the oldest first."""
-
-    def put(self, client: str, turn: RememberedTurn) -> None:
-        """Save a transcript of a client."""
-
-    def remove(self, turn: RememberedTurn) -> None:
-        """Delete a transcript."""
-
-
 class _ClientTranscripts:
     """The transcripts of one client, in the order of their last use and sorted by text."""
 
@@ -384,7 +371,7 @@ class TranscriptTable:
     recently. What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
     """
 
-    def __init__(self, max_bytes: int, shelf: TranscriptStore | None = None) -> None:
+    def __init__(self, max_bytes: int, shelf: SavedTranscripts | None = None) -> None:
         self._max_bytes = max_bytes
         self._shelf = shelf
         self._unread = shelf is not None

@@ -13,9 +13,10 @@ from weakref import ref
 
 from cortexmlx.core.arguments import checked_params
 from cortexmlx.core.event_loop import read_with_timeout
-from cortexmlx.core.prompt import ChatTokenizer, make_calls
+from cortexmlx.core.prompt import make_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import accept_variables
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
@@ -67,7 +68,7 @@ class Conversation:
     def __init__(
         self,
         host: ConversationEngine,
-        reader: ChatTokenizer,
+        reader: SharedTokenizer,
         *,
         system: str | None = None,
         messages: Sequence[Message] = (),

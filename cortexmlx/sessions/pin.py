@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import ChatTokenizer, Prompt, make_calls, render, template_variables, tokenize
+from cortexmlx.core.prompt import Prompt, make_calls, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, save_prefix
 from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
@@ -189,7 +189,7 @@ def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt, params: SamplingPa
 
 
 def chat_prefix_tokens(
-    reader: ChatTokenizer,
+    reader: SharedTokenizer,
     messages: Sequence[Message],
     variables: TemplateVars = NO_VARIABLES,
     calls: AllowedCalls | None = None,
@@ -212,7 +212,7 @@ def chat_prefix_tokens(
 
 
 def _two_continuations(
-    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars, calls: AllowedCalls | None, role: str
+    reader: SharedTokenizer, messages: Sequence[Message], variables: TemplateVars, calls: AllowedCalls | None, role: str
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of two prompts that continue the messages with different letters."""
     first_prompt, second_prompt = (
@@ -221,6 +221,6 @@ def _two_continuations(
     return _encode_rendered(reader, first_prompt), _encode_rendered(reader, second_prompt)
 
 
-def _encode_rendered(reader: ChatTokenizer, rendered_prompt: str | list[int]) -> list[int]:
+def _encode_rendered(reader: SharedTokenizer, rendered_prompt: str | list[int]) -> list[int]:
     """Return the tokens of rendered messages, which a template may have returned as tokens already."""
     return reader.encode(rendered_prompt, False) if isinstance(rendered_prompt, str) else rendered_prompt

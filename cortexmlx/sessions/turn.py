@@ -9,7 +9,6 @@ from functools import partial
 from itertools import takewhile
 
 from cortexmlx.core.prompt import (
-    ChatTokenizer,
     ChatTokens,
     PromptSource,
     common_length,
@@ -20,6 +19,7 @@ from cortexmlx.core.prompt import (
 )
 from cortexmlx.core.text import TextKind, ThoughtSplitter
 from cortexmlx.errors import CortexError
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import TemplateVars
@@ -50,7 +50,7 @@ class FinishedTurn:
 
 
 def begin_turn(
-    reader: ChatTokenizer,
+    reader: SharedTokenizer,
     transcript: Transcript,
     messages: tuple[Message, ...],
     sent_messages: Sequence[Message],
@@ -188,7 +188,7 @@ def answer_tokens(
     return (None if params.stop else tokens), False
 
 
-def answer_message(turn: Turn, answer: Completion, reader: ChatTokenizer) -> Message:
+def answer_message(turn: Turn, answer: Completion, reader: SharedTokenizer) -> Message:
     """Return an answer as a message for the chat template: with tool calls in a field, and thoughts in a field too if
     the template reads one. Otherwise thoughts are in the text as the model wrote them.
     """
@@ -205,7 +205,7 @@ def answer_message(turn: Turn, answer: Completion, reader: ChatTokenizer) -> Mes
     }
 
 
-def with_partial_answer(turn: Turn, text: str, thinking: str, reader: ChatTokenizer) -> tuple[Message, ...]:
+def with_partial_answer(turn: Turn, text: str, thinking: str, reader: SharedTokenizer) -> tuple[Message, ...]:
     """Return a turn's messages with its answer as far as it was read, with the thinking tags that must have come."""
     if not text and not thinking:
         return turn.messages
