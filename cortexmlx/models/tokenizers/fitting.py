@@ -379,12 +379,14 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move the text of an answer with calls and thoughts into the thoughts: gpt-oss's template writes only one."""
+    """Move the text of an answer with calls into its thoughts: gpt-oss's template writes only one, and Gemma 4's writes
+    the text after the results, where it ends the turn.
+    """
 
     def moved(each: TemplateMessage) -> TemplateMessage:
-        if not (_tool_calls(each) and each.get("reasoning_content") and _message_text(each)):
+        if not (_tool_calls(each) and (text := _message_text(each))):
             return each
-        return {**each, "reasoning_content": join_texts(each["reasoning_content"], _message_text(each)), "content": ""}
+        return {**each, "reasoning_content": join_texts(each.get("reasoning_content") or "", text), "content": ""}
 
     new_messages = [moved(each) for each in messages]
     return new_messages if any(new is not old for new, old in zip(new_messages, messages, strict=True)) else messages

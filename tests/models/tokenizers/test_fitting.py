@@ -219,6 +219,9 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
 def test_words_beside_thoughts_and_calls_are_kept_where_a_template_takes_one_of_them() -> None:
     said = calling("1", content="let me look", reasoning_content="hm")
     assert "analysis<|message|>hm\n\nlet me look<|end|>" in fitted(loop_templates.GPT_OSS, user("q"), said, result("1"))
+    del said["reasoning_content"]
+    text = fitted(loop_templates.GEMMA4, user("q"), said, result("1"))
+    assert "thought\nlet me look<channel|><|tool_call>" in text and text.endswith("<tool_response|>")
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
