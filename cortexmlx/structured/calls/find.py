@@ -71,7 +71,7 @@ def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
         return Pythonic()
     if has(f"{OPEN}\\n<function=") or has(f"{OPEN}\n<function="):
         return Tagged(QWEN_CODER)
-    if has(OPEN):
+    if has(OPEN, '"name') and not has("<tool_calls>"):
         return Hermes()
     if has('"name":', '"parameters":') and (LLAMA_PYTHON in vocabulary or has("<|eot_id|>")):
         return Llama()
