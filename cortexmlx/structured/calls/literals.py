@@ -236,6 +236,19 @@ class Pythonic(_LiteralFormat):
             raise NotACall("half of a surrogate pair is no text") from None
 
 
+def value_to_json(text: str) -> str | None:
+    """Convert a value in JSON, or else in Python, to JSON; None if it is neither. Templates write both."""
+    try:
+        parse_strict_json(text)
+        return text.strip()
+    except NotACall:
+        pass
+    try:
+        return Pythonic()._literal_to_json(text)
+    except NotACall:
+        return None
+
+
 _ESCAPE = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|(.))", re.DOTALL
 )

@@ -123,12 +123,15 @@ GEMMA4 = (
     "<|tool_call>call:{{ c.function.name ~ '{' }}"
     '{% if c.function.arguments is mapping %}{% for k, v in c.function.arguments | dictsort %}{{ k }}:<|"|>{{ v }}'
     '<|"|>{% endfor %}{% else %}{{ c.function.arguments }}{% endif %}}<tool_call|>{% endfor %}'
-    "{% set ns.open = m.tool_calls %}{% for r in messages[loop.index:] %}{% set ns.open = ns.open and r.role == 'tool' %}"
-    "{% if ns.open %}{% set ns.result = true %}<|tool_response>{{ r.content }}<tool_response|>{% endif %}{% endfor %}"
+    "{% set ns.open = m.tool_calls %}{% for r in messages[loop.index:] %}"
+    "{% set ns.open = ns.open and r.role == 'tool' %}{% if ns.open %}{% set ns.result = true %}"
+    "<|tool_response>{{ r.content }}<tool_response|>{% endif %}{% endfor %}"
     "{{ m.content | trim }}{% if m.content or not ns.result %}<turn|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and not ns.result %}<|turn>model\n{% endif %}"
 )
-"""Thoughts beside calls since the last user's message. A text beside calls comes after their results, and ends the turn."""
+"""Thoughts beside calls since the last user's message. A text beside calls stands after their results,
+and ends the turn.
+"""
 
 DEEPSEEK = (
     "<s>{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n{% endif %}{% endfor %}"
