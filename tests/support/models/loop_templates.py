@@ -153,6 +153,12 @@ LLAMA = (
 )
 """Llama 3.x: one call at once."""
 
+LFM2 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<|tool_response_start|>' if m.role == 'tool' }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Leaves calls out."""
+
 ALL = {
     "qwen3": QWEN3,
     "qwen3.5": QWEN35,
@@ -165,4 +171,5 @@ ALL = {
     "gemma4": GEMMA4,
     "deepseek": DEEPSEEK,
     "llama": LLAMA,
+    "lfm2": LFM2,
 }
