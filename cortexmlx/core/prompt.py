@@ -205,7 +205,7 @@ def render(
     """Render messages, and the tools that may be called, with the chat template: see `SharedTokenizer.render`. Raises
     InvalidRequest if it cannot.
 
-    Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
+    Null fields of a message are left out: templates would write "None". The content beside tool calls is then empty.
     """
     try:
         images = tokenizer.images
@@ -235,7 +235,7 @@ def _template_message(
         fields["role"] = "system"
     if not fields.keys() - _NAMES:
         raise InvalidRequest(f"message {number}, of the role {fields['role']!r:.40}, has no `content`: give it a text")
-    content = fields.get("content", "")
+    content = fields.setdefault("content", "")
     if not isinstance(content, (str, Mapping)):
         raise InvalidRequest(f"the `content` of message {number} is {content!r:.80}, but must be a text")
     return fields

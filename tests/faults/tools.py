@@ -173,7 +173,7 @@ FAULTS = (
         'if _has_role(new_messages[-1], "user", "tool") and',
         'if _has_role(new_messages[-1], "user") and',
     ),
-    Fault("a late refusal changes early turns", FITTING, "dict.fromkeys((turns[low], 0))", "(0,)"),
+    Fault("a late refusal changes early turns", FITTING, "dict.fromkeys((turns[last], 0))", "(0,)"),
     Fault("two calls of Kimi have one id", FITTING, ".isdecimal()) or id in used_ids:", ".isdecimal()):"),
     Fault("a template loses messages in silence", FITTING, "if index < 0 else", "if False else"),
     Fault("undo takes the last round only", "cortexmlx/sessions/turn.py", " and not calls:", ":"),

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import islice, takewhile
+from operator import is_
 from typing import Any
 
+from cortexmlx.structured.calls.literals import PYTHONIC, PYTHONIC_END, write_pythonic
 from cortexmlx.types.messages import wrap_in_tag
 
 TemplateMessage = dict[str, Any]
@@ -106,11 +109,8 @@ def _repair_minimally(
     that it accepts stays as it is.
     """
     turns = [0, *(index for index, each in enumerate(messages) if index and each["role"] == "assistant")]
-    low, high = 0, len(turns) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if accepts(messages[: turns[middle]]) else (low, middle - 1)
-    for start in dict.fromkeys((turns[low], 0)):
+    last = bisect(turns, False, lo=1, key=lambda turn: not accepts(messages[:turn])) - 1
+    for start in dict.fromkeys((turns[last], 0)):
 
         def repaired(repairs: Sequence[TemplateRepair], start: int = start) -> TemplateMessages:
             rest = messages[start:]
@@ -118,7 +118,7 @@ def _repair_minimally(
                 rest = repair.apply(rest)
             return [*messages[:start], *rest]
 
-        needed_repairs = [repair for repair in REPAIRS if repair is not _AS_TEXT]
+        needed_repairs = [repair for repair in REPAIRS if repair.apply not in _LAST_RESORTS]
         needed_repairs = needed_repairs if accepts(repaired(needed_repairs)) else list(REPAIRS)
         if accepts(repaired(needed_repairs)):
             for repair in REPAIRS[::-1]:
@@ -329,12 +329,11 @@ def _write_arguments_as_json(messages: TemplateMessages) -> TemplateMessages:
             return call
         return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
-    if not any(map(_tool_calls, messages)):
-        return messages
-    return [
-        {**each, "tool_calls": list(map(written, _tool_calls(each)))} if _tool_calls(each) else each
+    new_messages = [
+        {**each, "tool_calls": [written(call) for call in calls]} if (calls := _tool_calls(each)) else each
         for each in messages
     ]
+    return _unless_same(new_messages, messages)
 
 
 def _sort_results(messages: TemplateMessages) -> TemplateMessages:
@@ -349,8 +348,7 @@ def _sort_results(messages: TemplateMessages) -> TemplateMessages:
         if len(rank) == len(calls) and -1 not in ranks:
             order = sorted(range(len(results)), key=ranks.__getitem__)
             new_messages[index + 1 : index + 1 + len(results)] = [results[each] for each in order]
-    is_unchanged = all(new is old for new, old in zip(new_messages, messages, strict=True))
-    return messages if is_unchanged else new_messages
+    return _unless_same(new_messages, messages)
 
 
 def _split_calls(messages: TemplateMessages) -> TemplateMessages:
@@ -379,15 +377,45 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move the text of an answer with calls and thoughts into the thoughts: gpt-oss's template writes only one."""
+    """Move the text of an answer with calls into its thoughts: gpt-oss's template writes only one, and Gemma 4's writes
+    the text after the results, where it ends the turn.
+    """
 
     def moved(each: TemplateMessage) -> TemplateMessage:
-        if not (_tool_calls(each) and each.get("reasoning_content") and _message_text(each)):
+        if not (_tool_calls(each) and (text := _message_text(each))):
             return each
-        return {**each, "reasoning_content": join_texts(each["reasoning_content"], _message_text(each)), "content": ""}
+        return {**each, "reasoning_content": join_texts(each.get("reasoning_content") or "", text), "content": ""}
 
-    new_messages = [moved(each) for each in messages]
-    return new_messages if any(new is not old for new, old in zip(new_messages, messages, strict=True)) else messages
+    return _unless_same([moved(each) for each in messages], messages)
+
+
+def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
+    """Make the results of calls messages of the user, for templates that know no results."""
+
+    def written(each: TemplateMessage) -> TemplateMessage:
+        return _user_message(wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
+
+    return _unless_same([written(each) for each in messages], messages)
+
+
+def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
+    """Write calls into the texts of their answers as LFM2 does, whose template leaves them out, as do those of models
+    that make none.
+    """
+
+    def written(each: TemplateMessage) -> TemplateMessage:
+        if not (calls := _tool_calls(each)):
+            return each
+        texts = ", ".join(write_pythonic(call["function"]["name"], call["function"]["arguments"]) for call in calls)
+        text = join_texts(_message_text(each), f"{PYTHONIC}[{texts}]{PYTHONIC_END}", separator="\n")
+        return {**{name: value for name, value in each.items() if name != "tool_calls"}, "content": text}
+
+    return _unless_same([written(each) for each in messages], messages)
+
+
+def _unless_same(new_messages: TemplateMessages, messages: TemplateMessages) -> TemplateMessages:
+    """Return the new messages; the old ones if none is another."""
+    return messages if all(map(is_, new_messages, messages)) else new_messages
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -434,15 +462,17 @@ _LOOP = (_ASK, _THINKING, _result_message("lookup"), _system_message("a reminder
 _ASKED = (_ASK, _user_message("and this"))
 _LATER = (_ASK, _assistant_message("an answer"), _system_message("more rules"), _user_message("another"))
 
-_AS_TEXT = TemplateRepair(_write_arguments_as_json, _ONCE, ("the question", "of lookup", "result"))
+_LAST_RESORTS = (_write_arguments_as_json, _write_results_as_user, _write_calls_as_text)
 
 REPAIRS = (
     TemplateRepair(_put_names_into_ids, _ONCE, ("the question", "lookup", "of lookup", "result")),
     TemplateRepair(_shorten_ids, _ONCE, ("the question", "of lookup", "result")),
-    _AS_TEXT,
+    TemplateRepair(_write_arguments_as_json, _ONCE, ("the question", "of lookup", "result")),
     TemplateRepair(_sort_results, _MIXED, ("result of lookup", "result of search")),
     TemplateRepair(_split_calls, _TWICE, ("of lookup", "of search", "result of search")),
     TemplateRepair(_move_text_to_thoughts, _SPOKEN, ("some thoughts", "some words", "of lookup", "result")),
+    TemplateRepair(_write_results_as_user, _ONCE, ("the question", "result")),
+    TemplateRepair(_write_calls_as_text, _ONCE, ("the question", "of lookup", "result")),
     TemplateRepair(
         _join_leading_systems,
         (_system_message("rules"), _system_message("others"), _ASK),

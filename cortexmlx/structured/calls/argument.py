@@ -9,7 +9,7 @@ from functools import cached_property
 from json.encoder import encode_basestring
 from typing import Any
 
-from cortexmlx.structured.calls.reader import NotACall, parse_strict_json
+from cortexmlx.structured.calls.reader import parse_strict_json
 from cortexmlx.structured.schemas import resolve_pointer
 from cortexmlx.structured.tools import Tool
 
@@ -78,19 +78,15 @@ class Argument:
         """Whether a value may be any text, which is written without quotes."""
         return "string" in self.types and not self.listed_values
 
-    def to_json(self, text: str) -> str:
-        """Convert a value that was written without quotes to JSON. It is a string, unless the schema allows no such
-        string. What does not fit the schema becomes a string: a note will say that it does not fit.
+    def to_json(self, text: str, literal: str | None) -> str:
+        """Convert a value that was written without quotes to JSON. `literal` is the value as JSON, or None if it is no
+        literal. It is a string, unless the schema allows no such string. What does not fit the schema becomes a string:
+        a note will say that it does not fit.
         """
-        if not self.is_free_text and text not in self.listed_strings:
-            try:
-                parse_strict_json(text)
-            except NotACall:
-                pass
-            else:
-                if text.strip() in self.listed_values or "string" not in self.types:
-                    return text.strip()
-        return to_json_text(text)
+        if literal is None or self.is_free_text or text in self.listed_strings:
+            return to_json_text(text)
+        is_value = "string" not in self.types or literal in set(self.listed_values) - self.listed_strings
+        return literal if is_value else to_json_text(text)
 
     def literal_to_json(self, raw_text: str, literal: str | None) -> str:
         """Convert a literal to JSON, of a format that quotes strings. `literal` is the value as JSON, or None if it is

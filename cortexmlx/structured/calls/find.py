@@ -37,16 +37,6 @@ _TAGGED = (
 """Formats with the texts of a chat template that each is recognised by."""
 
 
-def gemma4_format() -> Braces:
-    """Return the tool call format of Gemma 4."""
-    return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
-
-
-def function_gemma_format() -> Braces:
-    """Return the tool call format of FunctionGemma."""
-    return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
-
-
 def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
     """Find the tool call format of a model by its chat template and special tokens; None if it is unknown."""
 
@@ -60,9 +50,9 @@ def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
     if has(MISTRAL_CALLS):
         return MistralTags(with_id=has(MISTRAL_CALL_ID)) if has(MISTRAL_ARGUMENTS) else MistralList()
     if has(literals.GEMMA, literals.GEMMA_END):
-        return gemma4_format()
+        return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
     if has(literals.FUNCTION_GEMMA):
-        return function_gemma_format()
+        return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
     if has(KIMI):
         return Kimi()
     if tags := next((tags for tags, texts in _TAGGED if has(*texts)), None):
@@ -71,7 +61,7 @@ def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
         return Pythonic()
     if has(f"{OPEN}\\n<function=") or has(f"{OPEN}\n<function="):
         return Tagged(QWEN_CODER)
-    if has(OPEN):
+    if has(OPEN, '"name') and not has("<tool_calls>"):
         return Hermes()
     if has('"name":', '"parameters":') and (LLAMA_PYTHON in vocabulary or has("<|eot_id|>")):
         return Llama()

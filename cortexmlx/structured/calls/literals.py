@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 from cortexmlx.structured import lark
 from cortexmlx.structured.calls.argument import Argument, Arguments, required_arguments, to_json_text
@@ -12,7 +14,7 @@ from cortexmlx.structured.calls.format import AllowedCalls, JsonGrammar, read_js
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading, parse_strict_json
 from cortexmlx.structured.calls.separate import TOOL_NAME, SeparateArguments
 from cortexmlx.structured.lark import Specials
-from cortexmlx.structured.tools import Tool
+from cortexmlx.structured.tools import Tool, load_json
 
 GEMMA, GEMMA_END = "<|tool_call>", "<tool_call|>"
 FUNCTION_GEMMA = "<start_function_call>"
@@ -234,6 +236,22 @@ class Pythonic(_LiteralFormat):
             return to_json_text(unescaped.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
         except UnicodeDecodeError:
             raise NotACall("half of a surrogate pair is no text") from None
+
+
+def write_pythonic(name: str, arguments: Mapping[str, Any] | str) -> str:
+    """Return a call as LFM2 writes it."""
+    values = load_json(arguments) if isinstance(arguments, str) else arguments
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
+def value_to_json(text: str) -> str | None:
+    """Convert a value in JSON, or else in Python, to JSON; None if it is neither. Templates write both."""
+    with suppress(NotACall):
+        parse_strict_json(text)
+        return text.strip()
+    with suppress(NotACall):
+        return Pythonic()._literal_to_json(text)
+    return None
 
 
 _ESCAPE = re.compile(

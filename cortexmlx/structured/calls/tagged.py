@@ -12,6 +12,7 @@ from cortexmlx.structured import lark
 from cortexmlx.structured.calls.argument import Argument, Arguments, escape_json, required_arguments, to_json_text
 from cortexmlx.structured.calls.format import AllowedCalls, JsonGrammar, read_json_call
 from cortexmlx.structured.calls.json_formats import CLOSE, OPEN
+from cortexmlx.structured.calls.literals import value_to_json
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.calls.separate import TOOL_NAME, SeparateArguments
 from cortexmlx.structured.lark import Specials
@@ -271,4 +272,5 @@ class Tagged(SeparateArguments):
             yield from reader.skip_text(tags.value_end)
         else:
             yield from reader.read_value_up_to(tags.value_end, tell)
-        reader.add_arguments('"' if argument.is_free_text else argument.to_json("".join(pieces)))
+        text = "".join(pieces)
+        reader.add_arguments('"' if argument.is_free_text else argument.to_json(text, value_to_json(text)))

@@ -89,17 +89,18 @@ def test_what_a_template_takes_it_gets_untouched() -> None:
         ((user("hi"), answer("yes"), system("b")), "U:hi|A:yes|U:<system>\nb\n</system>|"),
         ((user("hi"), answer("yes"), system("b"), answer("no"), user("so")),
          "U:hi|A:yes|U:<system>\nb\n</system>|A:no|U:so|"),
-        ((user("q"), calling("1"), system("b"), result("1")), "U:q|A:|T:cold\n<system>\nb\n</system>|"),
+        ((user("q"), calling("1"), system("b"), result("1")), "U:q|A:Oslo|T:cold\n<system>\nb\n</system>|"),
         ((user("q"), calling("1"), result("1"), system("b"), system("c")),
-         "U:q|A:|T:cold\n<system>\nb\n</system>\n<system>\nc\n</system>|"),
+         "U:q|A:Oslo|T:cold\n<system>\nb\n</system>\n<system>\nc\n</system>|"),
         ((user("q"), calling("1"), result("1"), system("a </system> b")),
-         "U:q|A:|T:cold\n<system>\na </system> b\n</system>|"),
+         "U:q|A:Oslo|T:cold\n<system>\na </system> b\n</system>|"),
     ],
 )  # fmt: skip
 def test_later_system_messages_stand_where_they_were_said(messages: Any, text: str) -> None:
     strict = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
-        "{{ m.role[0] | upper }}:{{ m.content }}|{% endfor %}"
+        "{{ m.role[0] | upper }}:{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments.values() | first }}"
+        "{% endfor %}|{% endfor %}"
     )
     assert fitted(strict, *messages) == text
 
@@ -219,6 +220,22 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
 def test_words_beside_thoughts_and_calls_are_kept_where_a_template_takes_one_of_them() -> None:
     said = calling("1", content="let me look", reasoning_content="hm")
     assert "analysis<|message|>hm\n\nlet me look<|end|>" in fitted(loop_templates.GPT_OSS, user("q"), said, result("1"))
+    del said["reasoning_content"]
+    text = fitted(loop_templates.GEMMA4, user("q"), said, result("1"))
+    assert "thought\nlet me look<channel|><|tool_call>" in text and text.endswith("<tool_response|>")
+
+
+def test_calls_and_results_are_texts_where_a_template_knows_none() -> None:
+    """LFM2's leaves calls out, Phi's results too, and Gemma's refuse both: the history may be another model's."""
+    said = [user("q"), calling("1", "2", content="so"), result("1"), result("2", "wet"), answer("a"), user("r")]
+    calls = "so\n<|tool_call_start|>[weather(city='Oslo'), weather(city='Oslo')]<|tool_call_end|>"
+    text = fitted(loop_templates.LFM2, *said)
+    assert f"{calls}<|im_end|>" in text and text.count("<|tool_response_start|>") == 2
+    text = fitted(loop_templates.GEMMA2, *said)
+    assert f"{calls}<end_of_turn>" in text
+    assert "<tool_response>\ncold\n</tool_response>\n\n<tool_response>\nwet\n</tool_response><end_of_turn>" in text
+    toolless = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    assert "cold" in fitted(toolless, *said)
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -254,8 +271,6 @@ def conversation(rounds: Sequence[Sequence[str]]) -> tuple[list[Any], list[int]]
 def test_all_is_said_once_and_in_order_and_no_turn_changes_an_earlier_one(
     name: str, rounds: list[tuple[str, ...]]
 ) -> None:
-    if name == "gemma2":  # knows no calls
-        rounds = [tuple(kind for kind in kinds if "call" not in kind) for kinds in rounds]
     if name == "mistral":  # leaves out what is said right before calls
         rounds = [kinds for kinds in rounds if kinds[0] != "call"]
     said, ends = conversation(rounds)

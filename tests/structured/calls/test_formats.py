@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from cortexmlx.structured.calls.find import gemma4_format
 from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.calls.json_formats import (
     Harmony,
@@ -56,7 +55,10 @@ FORMATS = {
     "muse": Written(Tagged(MUSE), tool_calls.invoked("atem:", "atem:function_calls")),
     "minicpm": Written(Tagged(MINICPM), tool_calls.minicpm),
     "qwen coder": Written(Tagged(QWEN_CODER), tool_calls.qwen_coder),
-    "gemma 4": Written(gemma4_format(), tool_calls.braces("<|tool_call>", "<tool_call|>", '<|"|>', enforced=True)),
+    "gemma 4": Written(
+        Braces("", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        tool_calls.braces("<|tool_call>", "<tool_call|>", '<|"|>', enforced=True),
+    ),
     "lfm2": Written(Pythonic(), tool_calls.pythonic(tool_calls.dumped)),
 }
 

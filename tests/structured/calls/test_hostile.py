@@ -42,7 +42,7 @@ def of(*marks: str, vocabulary: tuple[str, ...] = ()) -> CallFormat:
 
 
 JSON = {
-    "Hermes": Written(of("<tool_call>"), write.hermes),
+    "Hermes": Written(of('<tool_call> "name'), write.hermes),
     "Mistral list": Written(of("[TOOL_CALLS]"), write.mistral_list),
     "Mistral": Written(of("[TOOL_CALLS] [ARGS]"), write.mistral_tags),
     "Llama": Written(of('"name": "parameters": <|eot_id|>'), write.llama),
@@ -312,6 +312,18 @@ def test_words_with_blanks_between_them_are_no_number() -> None:
         assert found == (("edit", {"count": "1 2"}),) and notes == [ANY_NOTE], found
         _, [(_, values)], _ = both(FORMATS[name], answer.replace("count", "list").replace("1 2", "[1 2, - 3]"))
         assert values == {"list": "[1 2, - 3]"}
+
+
+def test_what_templates_write_as_python_is_a_value_where_no_text_may_stand() -> None:
+    """Those of MiniCPM and Qwen3-Coder write True, and MiniCPM's also what str() makes of lists and objects."""
+    values = {"flag": True, "data": {"it's": [None, 'say "x"\n', -1.5], "": {}}, "list": ["a", 1], "pick": "null"}
+    answer = write.tagged('<function name="NAME">', '<param name="KEY">', "VALUE</param>", "</function>", "")(
+        [("edit", {key: str(value) for key, value in values.items()} | {"text": "None", "count": "{'a"})]
+    )
+    _, [(_, found)], notes = both(FORMATS["MiniCPM"], answer)
+    assert found == values | {"text": "None", "count": "{'a"} and len(notes) == 1
+    _, [(_, found)], notes = both(FORMATS["GLM 4.6"], FORMATS["GLM 4.6"].write([("edit", {"pick": " 1 "})]))
+    assert found == {"pick": " 1 "} and notes == [ANY_NOTE], "a text that is none of those listed is no number"
 
 
 def test_variants_that_models_write_are_read() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from cortexmlx.structured.calls.find import function_gemma_format, gemma4_format
+from cortexmlx.structured.calls.find import find_format
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.literals import Pythonic
 from cortexmlx.structured.compiler import grammar_source
@@ -64,8 +64,11 @@ def python(answer: str) -> Any:
 
 
 FORMATS = {
-    "Gemma 4": (gemma4_format(), braces("<|tool_call>", "<tool_call|>", '<|"|>')),
-    "FunctionGemma": (function_gemma_format(), braces("<start_function_call>", "<end_function_call>", "<escape>")),
+    "Gemma 4": (find_format("<|tool_call> <tool_call|>", ()), braces("<|tool_call>", "<tool_call|>", '<|"|>')),
+    "FunctionGemma": (
+        find_format("<start_function_call>", ()),
+        braces("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
     "LFM2": (Pythonic(), python),
 }
 

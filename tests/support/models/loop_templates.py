@@ -114,15 +114,24 @@ GEMMA2 = (
 """No system message, and users and assistants in turns."""
 
 GEMMA4 = (
-    _LAST_USER + "<bos>{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    _LAST_USER + "<bos>{% for m in messages %}{% if m.role != 'tool' %}{% set ns.result = false %}"
+    "{% set before = messages[:loop.index0] | rejectattr('role', 'equalto', 'tool') | list %}"
+    "{% if m.role != 'assistant' or not before or before[-1].role != 'assistant' %}"
+    "<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{% endif %}"
     "{% if m.reasoning_content and m.tool_calls and loop.index0 > ns.last %}<|channel>thought\n"
     "{{ m.reasoning_content }}<channel|>{% endif %}{% for c in m.tool_calls or [] %}"
     "<|tool_call>call:{{ c.function.name ~ '{' }}"
     '{% if c.function.arguments is mapping %}{% for k, v in c.function.arguments | dictsort %}{{ k }}:<|"|>{{ v }}'
-    '<|"|>{% endfor %}{% else %}{{ c.function.arguments }}{% endif %}}<tool_call|>{% endfor %}{{ m.content | trim }}'
-    "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    '<|"|>{% endfor %}{% else %}{{ c.function.arguments }}{% endif %}}<tool_call|>{% endfor %}'
+    "{% set ns.open = m.tool_calls %}{% for r in messages[loop.index:] %}"
+    "{% set ns.open = ns.open and r.role == 'tool' %}{% if ns.open %}{% set ns.result = true %}"
+    "<|tool_response>{{ r.content }}<tool_response|>{% endif %}{% endfor %}"
+    "{{ m.content | trim }}{% if m.content or not ns.result %}<turn|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and not ns.result %}<|turn>model\n{% endif %}"
 )
-"""Thoughts beside calls since the last user's message."""
+"""Thoughts beside calls since the last user's message. A text beside calls stands after their results,
+and ends the turn.
+"""
 
 DEEPSEEK = (
     "<s>{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n{% endif %}{% endfor %}"
@@ -144,6 +153,12 @@ LLAMA = (
 )
 """Llama 3.x: one call at once."""
 
+LFM2 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<|tool_response_start|>' if m.role == 'tool' }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Leaves calls out."""
+
 ALL = {
     "qwen3": QWEN3,
     "qwen3.5": QWEN35,
@@ -156,4 +171,5 @@ ALL = {
     "gemma4": GEMMA4,
     "deepseek": DEEPSEEK,
     "llama": LLAMA,
+    "lfm2": LFM2,
 }
