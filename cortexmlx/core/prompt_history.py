@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -254,10 +255,12 @@ class _Comparison:
         draft = replace(draft, known_tokens=shared, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
         if self.source is None:
             return draft
+        if min(near.tokens[shared], self.path.tokens[shared]) < 0:
+            return replace(draft, detail="another image", old="", new="")
         messages = self.source.messages
-        index = common_prefix_length(self.path.messages, near.messages)
-        character = None if offset is None else self._find_character(index, offset)
-        is_inside = character is not None and character < len(_text_of(messages[index]))
+        index, character, is_inside = common_prefix_length(self.path.messages, near.messages), None, False
+        if offset is not None:
+            index, character, is_inside = self._find_character(index, offset)
         draft = replace(draft, character=character)
         if self.path.tools != near.tools and not is_inside:
             if sorted(self.path.tools) == sorted(near.tools):
@@ -265,8 +268,8 @@ class _Comparison:
             return replace(draft, reason=RecomputeReason.TOOLS, character=None, detail=self._describe_tools(near))
         if self.path.variables != near.variables and character is None:
             return replace(draft, reason=RecomputeReason.VARIABLES)
-        if index == len(messages):
-            return draft
+        if not 0 <= index < len(messages):
+            return replace(draft, character=offset)
         draft = replace(draft, message=index + 1, role=str(messages[index].get("role", "")))
         if self.path.messages[index] in near.messages[index + 1 :]:
             return replace(draft, reason=RecomputeReason.CUT)
@@ -274,13 +277,17 @@ class _Comparison:
         gone = self._decode(near.tokens[shared - _RUN : shared + repeat.old])
         if any(close in gone and close not in _text_of(messages[index]) for close in closes):
             return replace(draft, reason=RecomputeReason.THOUGHTS, character=None, old="", new="")
-        return draft
+        is_told = offset is not None or index < len(near.messages)  # what only follows is not known to differ
+        return draft if is_told else replace(draft, message=None, role="")
 
     def _changed_texts(self, near: PromptPath, shared: int, repeat: _Repeat) -> tuple[str, str, int | None]:
         """Return the two texts of a difference, with the words around it, and the place of the first different
         character in the prompt's text; None if the tokens do not tell it.
         """
         start, end = max(0, shared - _RUN), shared + _NEAR + _RUN
+        for _ in range(3):  # a character may take four tokens
+            if start and self._decode(self.path.tokens[start:end]).startswith("\N{REPLACEMENT CHARACTER}"):
+                start -= 1
         old, new = self._decode(near.tokens[start:end]), self._decode(self.path.tokens[start:end])
         first = common_length(old, new)
         whole = self._decode(self.path.tokens[:end])
@@ -302,26 +309,39 @@ class _Comparison:
             begin -= 1
         return _shorten(old[begin:old_end]), _shorten(new[begin:new_end]), offset
 
-    def _find_character(self, index: int, offset: int) -> int | None:
-        """Return the place of a character of the rendered text in the text of the message at `index`; None if it is in
-        no message's text, or if the chat template does not tell.
+    def _find_character(self, changed: int, offset: int) -> tuple[int, int | None, bool]:
+        """Return the index of the message in which a character of the rendered text is, its place in the message's text
+        or None, and whether it is within that text. `changed` is the first message that another one took the place of:
+        mostly that one, but a template may leave messages out, or write them elsewhere. -1: it is in none.
+        """
+        assert self.source is not None
+        index, messages = changed, range(len(self.source.messages))
+        start, end = self._find_text(changed) if changed in messages else (-1, -1)
+        if not start <= offset <= end:
+            index = bisect_right(messages, offset, key=lambda each: self._find_text(each)[0]) - 1
+            start, end = self._find_text(index) if index in messages else (-1, -1)
+        if start <= offset <= end:
+            return index, offset - start, offset < end
+        return changed if changed in (index, index + 1) else -1, None, False
 
-        The text begins where the rendered one changes if another text takes its place.
+    def _find_text(self, index: int) -> tuple[int, int]:
+        """Return where a message's text begins and ends in the rendered text; -1 if the chat template leaves it out, or
+        does not tell. It begins where the rendered text changes if another text takes its place.
         """
         assert self.source is not None
         messages = list(self.source.messages)
-        if index >= len(messages):
-            return None
         text = _text_of(messages[index])
         messages[index] = {**messages[index], "content": "\0"}
         try:
             rendered = self.source.render(messages)
         except CortexError:
-            return None
-        start = common_length(self.source.text, rendered) if isinstance(rendered, str) else 0
+            return -1, -1
+        if not isinstance(rendered, str) or rendered == self.source.text:
+            return -1, -1
+        start = common_length(self.source.text, rendered)
         if not self.source.text.startswith(text[:_RUN], start):  # the template leaves out blanks before it
             start -= len(text) - len(text.lstrip())
-        return offset - start if start <= offset <= start + len(text) else None
+        return start, start + len(text)
 
     def _describe_tools(self, near: PromptPath) -> str:
         """Say which tools are new or changed, and how many are gone."""
@@ -393,9 +413,9 @@ def _hash_message(message: Message) -> int:
 
 
 def _text_of(message: Message) -> str:
-    """Return the text of a message; empty if it has none, or has images."""
+    """Return the text of a message, with a sign for each image; empty if it has none."""
     try:
-        content = plain_message(message).get("content")
+        content = plain_message(message, lambda part: "\0").get("content")
     except CortexError:
         return ""
     return content if isinstance(content, str) else ""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
         return parse_header(file, name, os.fstat(file.fileno()).st_size)
 
 
-def parse_header(file: BinaryIO, name: str, total: int) -> tuple[str, list[RecordLocation]]:
+def parse_header(file: IO[bytes], name: str, total: int) -> tuple[str, list[RecordLocation]]:
     """As `read_header`, of an open segment of `total` bytes."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= total - 8:

@@ -29,7 +29,9 @@ from cortexmlx.system.files import write_atomically
 
 _MANIFEST = "prefix.json"
 _FORMAT = "cortexmlx-prefix-1"
-_MAX_MANIFEST = 64 << 20
+_MAX_MANIFEST = 16 << 20
+_MAX_SEGMENT = 1 << 30
+"""Bytes of a segment in a file, which is read whole: ours have `SEGMENT_BYTES` and one more record, at most."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,10 @@ def import_prefix(
     Raises PrefixRefused for a file that is damaged, or larger than the store, OSError if the store takes no more.
     """
     with _open_archive(path) as archive:
-        info = archive.getinfo(_MANIFEST)
-        if info.file_size > _MAX_MANIFEST:
-            raise ValueError(f"its manifest has {info.file_size:,} bytes")
-        prefix = _from_json(archive.read(info))
+        manifest = archive.getinfo(_MANIFEST)
+        if manifest.file_size > _MAX_MANIFEST:
+            raise ValueError(f"its manifest has {manifest.file_size:,} bytes")
+        prefix = _from_json(archive.read(manifest))
         check(prefix)
         prefix = replace(prefix, name=prefix.name if name is None else name, client=client)
         size = sum(info.file_size for info in archive.infolist())
@@ -179,9 +181,12 @@ def import_prefix(
                 f"{path} has {format_bytes(size)}, and the store may have {format_bytes(store.limit)}: raise "
                 "kv_store_bytes (--kv-store-bytes)"
             )
+        if len(prefix.tokens) // prefix.block_size * len(prefix.first_blocks) > size - manifest.file_size:
+            raise ValueError("it has fewer bytes than pieces")
         carried = prefix.pieces(bytes.fromhex(prefix.fingerprint), None)
         local_keys = dict(zip(carried, prefix.pieces_in(store), strict=True))
-        for records in _read_segments(archive):
+        store.mark_used(list(store.find(list(local_keys.values())).values()))  # or others make room for the rest
+        for records in _read_segments(archive, prefix.block_size):
             known = [record for record in records if carried.get(record.key) == record.tokens]
             store.write(prefix.model, [replace(record, key=local_keys[record.key]) for record in known])
             for record in known:
@@ -192,13 +197,18 @@ def import_prefix(
         return prefix
 
 
-def _read_segments(archive: zipfile.ZipFile) -> Iterator[Sequence[Record]]:
+def _read_segments(archive: zipfile.ZipFile, block_size: int) -> Iterator[Sequence[Record]]:
     """Yield the records of each segment of a file, after their proofs were checked. Raises ValueError."""
     for info in archive.infolist():
-        if info.filename != _MANIFEST:
-            data = archive.read(info)
-            _, locations = parse_header(io.BytesIO(data), info.filename, len(data))
-            yield [check_record(b"", each, data[each.offset : each.offset + each.size]) for each in locations]
+        if info.filename == _MANIFEST:
+            continue
+        if info.file_size > _MAX_SEGMENT:
+            raise ValueError(f"{printable_name(info.filename):.40} has {info.file_size:,} bytes")
+        with archive.open(info) as file:  # piece by piece: a header may say that all of them are in one place
+            _, locations = parse_header(file, info.filename, info.file_size)
+            if any(each.layout[0][1] != (block_size,) for each in locations):
+                raise ValueError("a piece has more or fewer tokens than a block")
+            yield [check_record(b"", each, file.read(each.size)) for each in locations]
 
 
 @contextlib.contextmanager
@@ -226,9 +236,11 @@ def _from_json(data: bytes) -> StoredPrefix:
         if fields.pop("format") != _FORMAT:
             raise PrefixRefused("a prefix has the format of another version")
         prefix = StoredPrefix(**fields)
-        numbers = (prefix.tokens, prefix.first_blocks)
-        if not all(type(number) is int for each in numbers for number in each) or prefix.block_size < 1:
+        numbers = (*prefix.tokens, *prefix.first_blocks, prefix.block_size)
+        if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
             raise ValueError("it has no numbers")
+        if prefix.block_size < 1 or not prefix.tokens or len(prefix.tokens) % prefix.block_size:
+            raise ValueError("its tokens are no whole blocks")
         bytes.fromhex(prefix.fingerprint + prefix.adapter)
         parts = {printable_name(str(key)): printable_name(str(value)) for key, value in dict(prefix.parts).items()}
         names = printable_name(prefix.name), printable_name(prefix.model)
@@ -238,7 +250,7 @@ def _from_json(data: bytes) -> StoredPrefix:
             model=names[1],
             parts=parts,
             tokens=tuple(prefix.tokens),
-            first_blocks=tuple(numbers[1]),
+            first_blocks=tuple(prefix.first_blocks),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise PrefixRefused(f"the manifest of a prefix is damaged: {error}") from error

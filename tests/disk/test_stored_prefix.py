@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.disk import stored_prefix
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.segments import Record
+from cortexmlx.disk.segments import Record, write_records
 from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, find_prefix, import_prefix, list_prefixes
 from cortexmlx.disk.tier import model_identity
 from cortexmlx.errors import PrefixRefused
@@ -122,10 +124,51 @@ def test_other_bytes_under_a_right_checksum_are_found_by_their_proof(
             changed.writestr(name, bytes(data))
     with pytest.raises(PrefixRefused, match="not what was written"):
         import_prefix(opened(tmp_path / "kv"), tmp_path / "file")
+    longer = stored_prefix._to_json(replace(PREFIX, tokens=tuple(range(100, 156)), client=None))
     with zipfile.ZipFile(tmp_path / "whole") as whole, zipfile.ZipFile(tmp_path / "file", "w") as cut:
-        cut.writestr("prefix.json", whole.read("prefix.json"))
-    with pytest.raises(PrefixRefused, match="it lacks 9 of 9 pieces"):
+        for name in whole.namelist():
+            cut.writestr(name, longer if name == "prefix.json" else whole.read(name))
+    with pytest.raises(PrefixRefused, match="it lacks 3 of 11 pieces"):
         import_prefix(opened(tmp_path / "kv"), tmp_path / "file")
+
+
+def test_a_hostile_file_is_refused_before_it_takes_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Manifests of endless pieces, tokens that are none, segments and pieces that claim to be huge."""
+    store, file, huge = opened(tmp_path / "kv"), tmp_path / "file", io.BytesIO()
+    monkeypatch.setattr(stored_prefix, "_MAX_SEGMENT", 1000)
+    write_records(huge, "", b"", "a model", [Record(b"k" * 16, tuple(range(9)), ())])
+    for change, segment, words in (
+        ({"tokens": []}, b"", "no whole blocks"),
+        ({"tokens": [1] * 47}, b"", "no whole blocks"),
+        ({"block_size": 8.5}, b"", "no numbers"),
+        ({"tokens": [1 << 31] * 8}, b"", "no numbers"),
+        ({"tokens": [1] * 2000, "block_size": 1, "first_blocks": [0] * 2000}, b"", "fewer bytes than pieces"),
+        ({}, b"x" * 1001, "has 1,001 bytes"),
+        ({}, huge.getvalue(), "more or fewer tokens than a block"),
+    ):
+        manifest = json.loads(stored_prefix._to_json(PREFIX)) | change
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("prefix.json", json.dumps(manifest))
+            archive.writestr("00001.safetensors", segment)
+        with pytest.raises(PrefixRefused, match=words):
+            import_prefix(store, file)
+    assert list_prefixes(store.path) == []
+
+
+def test_an_import_does_not_make_room_by_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_prefix, "SEGMENT_BYTES", 200)
+    first, file = opened(tmp_path / "one"), tmp_path / "file"
+    fill(first)
+    second = SegmentStore(tmp_path / "two", export_prefix(first, PREFIX, file))
+    second.open()
+    pieces = list(import_prefix(second, file).pieces_in(second))
+    second._remove_segments([segment.name for segment in second.segments()[2:]])
+    left = len(second.find(pieces))
+    for number in range(8):
+        second.write("other", [Record(bytes([number] * 16), (1,), (np.zeros(20, np.float32),))])
+    assert 0 < left == len(second.find(pieces)) < len(pieces)
+    import_prefix(second, file)
+    assert len(second.find(pieces)) == len(pieces)
 
 
 def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:

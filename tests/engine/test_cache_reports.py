@@ -195,6 +195,47 @@ def test_an_edit_before_other_tools_is_an_edit(tmp_path: Path) -> None:
         assert (report.reason, report.message) == (RecomputeReason.TEXT, 2)
 
 
+def test_a_place_is_that_of_the_rendered_text(tmp_path: Path) -> None:
+    """Templates that write the system message last, or leave old messages out: what is named is what differs there."""
+    turn = "{{ m.role }}: {% if loop.last %}{{ messages[0].content }}{% endif %}{{ m.content }}\n"
+    more = [{"role": "assistant", "content": "All pass."}, {"role": "user", "content": "Commit and push, please."}]
+    for name, each, edit, place in (
+        ("moved", "messages[1:]", 3, (6, "user", 0)),
+        ("left out", "messages[-5:]", 3, (4, "user", 0)),
+        ("moved", "messages[1:]", 0, (4, "user", 52)),
+    ):
+        write_thinking(tmp_path / name, f"{{% for m in {each} %}}{turn}{{% endfor %}}", max_position_embeddings=8192)
+        with Engine(str(tmp_path / name), kv_memory="8MB", max_rows=2) as engine:
+            ask(engine, tools=[])
+            changed = edited(3, "all the", "the")
+            changed[0] = {"role": "system", "content": "Other rules."}
+            report = ask(engine, [*CONVERSATION, *more] if edit else changed, tools=[])
+            assert (report.reason, report.message, report.role, report.character) == (RecomputeReason.TEXT, *place)
+
+
+def test_a_place_within_characters_of_several_tokens(engine: Engine) -> None:
+    for face in "\N{GRINNING FACE}\N{GRINNING FACE WITH SMILING EYES}":
+        text = "\N{GRINNING FACE}" * 17 + face * 3
+        report = ask(engine, [*CONVERSATION[:1], {"role": "user", "content": text}, *CONVERSATION[1:]])
+    assert (report.message, report.character) == (2, 17) and text.count(report.new)
+
+
+def test_images(tmp_path: Path) -> None:
+    """A text beside an image is a text, and another image is no edit of the message that follows."""
+    pytest.importorskip("PIL")
+    from support.models.sighted import picture, shown, write_sighted
+
+    first, second = picture(24, 32, 0), picture(24, 32, 1)
+    more = [*CONVERSATION[2:4], shown(RULES, second), {"role": "assistant", "content": "Two."}]
+    write_sighted(tmp_path / "m", "qwen3_vl", max_position_embeddings=4096)
+    with Engine(str(tmp_path / "m"), kv_memory="16MB", max_rows=2) as engine:
+        ask(engine, [shown(RULES, first), *more[:-1]], tools=[])
+        report = ask(engine, [shown(RULES.replace("line", "word"), first), *more], tools=[])
+        assert (report.message, report.old, report.new) == (1, "line", "word")
+        report = ask(engine, [shown(RULES, second), *more], tools=[])
+        assert str(report) == f"another image; {report.recomputed_tokens:,} tokens computed again"
+
+
 def test_template_variables(engine: Engine) -> None:
     ask(engine)
     report = ask(engine, variables={"reasoning_effort": "high"})

@@ -44,10 +44,32 @@ FAULTS = (
     Fault("variables are no part of a prompt", HISTORY, "hash(repr(sorted(source.variables.items())))", "0"),
     Fault("the message before is named", HISTORY, "message=index + 1,", "message=index,"),
     Fault(
-        "blanks before a text shift the character",
+        "blanks before a text shift the character", HISTORY, "return index, offset - start,", "return index, offset,"
+    ),
+    Fault(
+        "a template writes each message in its place",
         HISTORY,
-        "offset - start if start <= offset",
-        "offset - start + 1 if start <= offset",
+        "        if not start <= offset <= end:\n",
+        "        if False:\n",
+    ),
+    Fault(
+        "what a template leaves out comes after all else",
+        HISTORY,
+        "if not isinstance(rendered, str) or rendered == self.source.text:",
+        "if not isinstance(rendered, str):",
+    ),
+    Fault("texts begin within a character", HISTORY, "                start -= 1\n", "                pass\n"),
+    Fault(
+        "an image is an edit of a message",
+        HISTORY,
+        "if min(near.tokens[shared], self.path.tokens[shared]) < 0:",
+        "if False:",
+    ),
+    Fault(
+        "the text beside an image is no text",
+        HISTORY,
+        'plain_message(message, lambda part: "\\0")',
+        "plain_message(message)",
     ),
     Fault(
         "only the first run that repeats is counted",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 CHAT, GENERATE = "cortexmlx/protocols/ollama/chat.py", "cortexmlx/protocols/ollama/generate.py"
+PROTOCOL = "cortexmlx/protocols/ollama/models.py"
 MODELS, HTTP, ENDPOINTS = "cortexmlx/server/models.py", "cortexmlx/server/http.py", "cortexmlx/server/generation.py"
 
 TESTS = ("protocols/ollama", "server/test_ollama.py", "server/test_hostile_bodies.py")
@@ -26,12 +27,17 @@ FAULTS = (
     Fault("a context forgets the answer", GENERATE, '[*turns, ("assistant", answer)]', "turns"),
     Fault("a second system message stands before the first", GENERATE, 'if message["role"] != "system"', "if True"),
     Fault("lines break at Unicode's signs", HTTP, 'for sign in "\\u2028\\u2029\\x85":', 'for sign in "":'),
-    Fault("a silent stream says what is no JSON", ENDPOINTS, "pack(chunks.ping())", "b': here'"),
+    Fault("a silent stream says what is no JSON", ENDPOINTS, "pack(chunks.ping())", "b': here\\n'"),
     Fault("anybody may pull", "cortexmlx/server/ollama.py", "if fetch is None and not is_served:", "if False:"),
     Fault("any name is served, so nothing is pulled", MODELS, "if any_name and self._settings", "if self._settings"),
+    Fault("a path is pulled", PROTOCOL, "if not _HUB_ID.fullmatch(plain_name):", "if False:"),
     Fault(
-        "a path is pulled", "cortexmlx/protocols/ollama/models.py", "if not _HUB_ID.fullmatch(plain_name):", "if False:"
+        "an empty name is a name",
+        PROTOCOL,
+        'name = fields.get("model") or fields',
+        'name = fields.get("model", "") if "model" in fields else fields',
     ),
+    Fault("whoever logs in may not pull", PROTOCOL, '"insecure", "password", "username"', '"insecure"'),
     Fault("a tag is a part of the name", MODELS, "if name.endswith(TAG):", "if False:"),
     Fault("what was unloaded is unknown", MODELS, "self._remember(model, lease.engine)", "pass"),
 )

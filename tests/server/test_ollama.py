@@ -258,6 +258,20 @@ def test_what_is_not_served_is_refused_in_words(client: Any, serve: Any) -> None
     assert package(guarded, headers={"Authorization": "Bearer secret"}).list().models
 
 
+def test_the_ollama_command_is_answered(engine: Engine) -> None:
+    """It sends every field of a Go struct that has no `omitempty`, with its zero value."""
+    zero: Any = {"model": "tiny", "system": "", "template": "", "options": None}
+    with in_process(app(engine)) as http:
+        assert http.head("/").status_code == 200
+        assert "tools" in http.post("/api/show", json=zero | {"verbose": False, "name": ""}).json()["capabilities"]
+        assert http.post("/api/show", json=zero | {"model": "", "name": "tiny"}).status_code == 200
+        assert "missing" in http.post("/api/show", json=zero | {"model": "", "name": ""}).json()["error"]
+        load = http.post("/api/generate", json=zero | {"prompt": "", "suffix": "", "stream": False})
+        assert load.json()["done_reason"] == "load"
+        pull = {"model": "tiny", "username": "", "password": "", "name": "", "stream": False}
+        assert http.post("/api/pull", json=pull).json() == {"status": "success"}
+
+
 def test_every_path_has_errors_in_ollamas_shape() -> None:
     paths = [path for path in application.PATHS if is_ollama_path(path)]
     assert len(paths) == 13 and paths == [path for path in application.PATHS if path.startswith("/api/")]

@@ -23,8 +23,10 @@ TAG = ":latest"
 
 _NEVER = "9000-01-01T00:00:00Z"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PULL_FIELDS = BodyFields("an /api/pull body", frozenset({"model", "name", "stream"}), frozenset({"insecure"}), {})
-_SHOW_FIELDS = BodyFields("a /api/show body", frozenset({"model", "name"}), frozenset({"verbose", "system"}), {})
+_LOGIN = frozenset({"insecure", "password", "username"})
+_PULL_FIELDS = BodyFields("an /api/pull body", frozenset({"model", "name", "stream"}), _LOGIN, {})
+_SHOWN_AS = frozenset({"options", "system", "template", "verbose"})
+_SHOW_FIELDS = BodyFields("a /api/show body", frozenset({"model", "name"}), _SHOWN_AS, {})
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class ModelFacts:
 def read_show(body: Mapping[str, Any]) -> object:
     """Return the name in the body of an `/api/show` call. Raises InvalidRequest."""
     fields = _SHOW_FIELDS.validate(body)
-    name = fields.get("model", fields.get("name"))
-    if name is None:
+    name = fields.get("model") or fields.get("name")  # Ollama's own command sends both, one of them empty
+    if not name:
         raise InvalidRequest("`model` is missing: it is the name of a model", field="model")
     return name
 
@@ -63,7 +65,7 @@ def read_show(body: Mapping[str, Any]) -> object:
 def read_pull(body: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the name in the body of an `/api/pull` call, and whether its reply is a stream. Raises InvalidRequest."""
     fields = _PULL_FIELDS.validate(body)
-    name = require_type("model", read_show({"model": fields.get("model", fields.get("name"))}), str, "a text")
+    name = require_type("model", read_show({"model": fields.get("model") or fields.get("name")}), str, "a text")
     return name, require_type("stream", fields.get("stream", True), bool, "true or false")
 
 
