@@ -39,6 +39,7 @@ from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import CommandBuffers, DraftStats, EngineStats, RequestStats, SpeculationStats, UsageSample
 from cortexmlx.structured.matcher import Grammar
+from cortexmlx.system.machine import is_memory_refusal
 from cortexmlx.types.request import QueuedRequest, RequestId
 
 _T = TypeVar("_T")
@@ -69,6 +70,7 @@ class EngineCore:
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
         self._at_work, self._step_seconds = False, 0.0
+        self._refused_image: bytes | None = None
         self._last_collect_time: float | None = None
         try:
             self.model = model = open_model(config, wake, has_waiters)
@@ -163,7 +165,9 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
-        """Look a little longer at the images that requests wait for. Those fail whose image cannot be looked at."""
+        """Look a little longer at the images that requests wait for. Those fail whose image cannot be looked at, or is
+        refused memory twice.
+        """
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.looked_at is not None
         if not waiting:  # they have ended
@@ -174,12 +178,18 @@ class EngineCore:
             sight.advance(None if self.config.token_target is None else self.config.token_target / 2)
         except Exception as error:  # MLX raises anything without memory
             log.warning("an image could not be looked at: %s", error)
+            if is_memory_refusal(error) and self._refused_image != image.key:
+                self._refused_image = image.key  # it is tried once more, without what is cached
+                sight.look_again(image)
+                self.relieve(True)
+                return
             failed = OutOfMemory(f"an image could not be looked at: {error}")
             for job in waiting:
                 answer, images = self.requests.answers.get(job.id), job.request.images
                 if answer is not None and images is not None and images.shows(image):
                     self.requests.fail(answer.of_request, failed)
         if sight.looked_at is not image:
+            self._refused_image = None
             self.scheduler.note_seen(image)
 
     def cancel(self, request: RequestId) -> None:

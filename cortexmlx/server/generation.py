@@ -224,7 +224,12 @@ class GenerationEndpoints:
             media_type = LINES_TYPE if protocol.lines else "text/event-stream"
             return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
-        return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
+
+        def write() -> Response:
+            return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
+
+        params = text_request.params  # log-probabilities are many
+        return write() if params.logprobs is params.prompt_logprobs is None else await run_on_thread(write)
 
     @staticmethod
     async def _tokenize_prompt(lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
@@ -281,10 +286,10 @@ class GenerationEndpoints:
 
 
 async def _read_body(request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]) -> TextRequest:
-    """Read a body into a request: here if it is small, or else on a thread. For a model that sees always on a thread,
-    since a small file may be a large image.
+    """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that sees,
+    since a small file may be a large image, and for a body that names stored responses, which may be large.
     """
-    if defaults.check_image is not None:
+    if defaults.check_image is not None or defaults.earlier_responses:
         return await run_on_thread(read)
     return await run_by_size(request.scope[SCOPE_BODY_BYTES], read)
 

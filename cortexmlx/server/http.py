@@ -36,6 +36,7 @@ from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.ollama import errors as ollama_errors
 from cortexmlx.protocols.openai.errors import ResponseNotFound, error_body, is_client_error
 from cortexmlx.server.model_pool import CannotLoad
+from cortexmlx.structured.tools import load_sent_json
 
 T = TypeVar("T")
 
@@ -92,8 +93,9 @@ async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int
         ) from None
     data = b"".join(chunks)
     if (encoding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
-        data = await run_on_thread(lambda: decompress(data, encoding, max_bytes))
-        permit.set_body_size(len(data))
+        async with permit.decompressing:
+            data = await run_on_thread(lambda: decompress(data, encoding, max_bytes))
+            permit.set_body_size(len(data))
     request.scope[SCOPE_BODY_BYTES] = len(data)
     return await run_by_size(len(data), lambda: parse_json(data))
 
@@ -146,22 +148,22 @@ SMALL_BODY = 1 << 16
 not counted against the memory that those of all requests may take.
 """
 
-_JSON_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
-"""A text, also one without an end; or what stands before a value."""
+_TEXT_PIECE = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,4096}+', re.DOTALL)
+"""A piece of a text's inside. A pattern holds the interpreter's lock, too, for as long as it matches."""
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
     """Parse the JSON object in a body, with limits on its values and its depth. Raises InvalidRequest."""
     _check_value_count(data)
     try:
-        body = json.loads(data.decode("utf-8-sig"))
+        body = load_sent_json(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is no UTF-8: {error.reason} at byte {error.start:,}") from None
     except RecursionError:
         raise _too_deep_error() from None
     except ValueError as error:
-        if "integer string conversion" in str(error):
-            raise InvalidRequest("the body has an integer of more than 4,300 digits") from None
+        if str(error).endswith(" digits"):
+            raise InvalidRequest(f"the body has {error}") from None
         raise InvalidRequest(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
@@ -173,11 +175,18 @@ def _check_value_count(data: bytes) -> None:
     """Raise InvalidRequest if a body has more than MAX_VALUES values, before it is parsed."""
     if sum(map(data.count, (b"[", b"{", b",", b":"))) <= MAX_VALUES:
         return
-    count = 0
-    for part in _JSON_TOKENS.finditer(data):
-        count += part[0][0] != 0x22
+    count = at = 0
+    while at < len(data):
+        text = data.find(b'"', at)
+        end = text if text >= 0 else len(data)
+        signs = sum(data.count(sign, at, end) for sign in (b"[", b"{", b",", b":"))
+        count += signs or text >= 0  # nothing before a text: no JSON, and many of these take as long
         if count > MAX_VALUES:
             raise _too_many_values_error()
+        at = end + 1
+        while (piece := _TEXT_PIECE.match(data, at)) and piece.end() > at:
+            at = piece.end()
+        at += 1
 
 
 def _check_nesting(body: dict[str, Any]) -> None:
@@ -243,6 +252,8 @@ class RequestLimiter:
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._slow: dict[RequestPermit, asyncio.Timeout] = {}
+        self.decompressing = asyncio.Semaphore()
+        """Held while a body is decompressed: its plain bytes are counted only then, and a client may send many."""
 
     @property
     def open_count(self) -> int:
@@ -300,6 +311,7 @@ class RequestPermit:
         self.client = client
         self.since = 0.0
         """When its body began to arrive, on the loop's clock."""
+        self.decompressing = limiter.decompressing
         self._limiter = limiter
         self._released = False
         self._size = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.errors import ResponseNotFound
 from cortexmlx.protocols.request import Body, Request
@@ -85,12 +87,13 @@ def _parse_items(items: Sequence[bytes]) -> list[Body]:
 
 
 class ClientResponses:
-    """The stored responses of one client, within limits; the least recently used one is removed first."""
+    """The stored responses of one client, within limits; the least recently used one goes first. For any thread."""
 
     def __init__(self, max_bytes: int, max_count: int) -> None:
         self._max_bytes = max_bytes
         self._max_count = max_count
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._lock = threading.RLock()
         self.size = 0
         """Bytes of all kept responses, and of the turns before them."""
 
@@ -103,9 +106,10 @@ class ClientResponses:
 
     def find_response(self, id: str) -> StoredResponse | None:
         """Return a stored response, or None, and mark it as the most recently used."""
-        if id in self._responses:
-            self._responses.move_to_end(id)
-        return self._responses.get(id)
+        with self._lock:
+            if id in self._responses:
+                self._responses.move_to_end(id)
+            return self._responses.get(id)
 
     def find_item(self, id: str) -> Body | None:
         """Return an item that the client sent or the model wrote, or None."""
@@ -113,8 +117,9 @@ class ClientResponses:
         response = self._responses.get(f"resp_{id_match[1]}") if id_match else None
         if response is None:
             return None
-        items = _parse_items(response.turn.output + response.turn.items)
-        return next((item for item in items if item.get("id") == id), None)
+        stored_items = response.turn.output + response.turn.items
+        named_items = _parse_items([item for item in stored_items if id.encode() in item])
+        return next((item for item in named_items if item.get("id") == id), None)
 
     def store(self, request: Request, body: Body) -> None:
         """Store a finished response if its request asks for that, and remove old ones beyond the limits."""
@@ -129,21 +134,23 @@ class ClientResponses:
         body_without_output = to_json_bytes({name: part for name, part in body.items() if name != "output"})
         previous_turn = details.previous.turn if isinstance(details.previous, StoredResponse) else None
         turn = StoredTurn(items, output, previous_turn, RESPONSE_OVERHEAD + sum(map(len, items + output)))
-        self.delete(body["id"])
-        self._responses[body["id"]] = StoredResponse(turn, body_without_output)
-        self.size += len(body_without_output)
-        self._add_reference(turn)
-        while self._responses and (self.size > self._max_bytes or len(self._responses) > self._max_count):
-            self.delete(next(iter(self._responses)))
+        with self._lock:
+            self.delete(body["id"])
+            self._responses[body["id"]] = StoredResponse(turn, body_without_output)
+            self.size += len(body_without_output)
+            self._add_reference(turn)
+            while self._responses and (self.size > self._max_bytes or len(self._responses) > self._max_count):
+                self.delete(next(iter(self._responses)))
 
     def delete(self, id: str) -> bool:
         """Delete a response; return whether there was one. Responses that continue it keep its items."""
-        response = self._responses.pop(id, None)
-        if response is None:
-            return False
-        self.size -= len(response.rest)
-        self._drop_reference(response.turn)
-        return True
+        with self._lock:
+            response = self._responses.pop(id, None)
+            if response is None:
+                return False
+            self.size -= len(response.rest)
+            self._drop_reference(response.turn)
+            return True
 
     def _add_reference(self, turn: StoredTurn | None) -> None:
         """Count one more reference to a turn, and its bytes if it is the first."""
@@ -201,11 +208,12 @@ class ResponseEndpoints:
             return json_reply({"id": id, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
             raise InvalidRequest("a stored response is not streamed again: ask without `stream`", field="stream")
-        return json_reply(self._find_response(request).body)
+        response = self._find_response(request)
+        return await run_on_thread(lambda: json_reply(response.body))
 
     async def input_items(self, request: HttpRequest) -> Response:
         """Handle GET of a stored response's input items, page by page."""
-        items = self._find_response(request).input_items()
+        items = await run_on_thread(self._find_response(request).input_items)
         query = request.query_params
         order, limit, after_id = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
         if order not in ("asc", "desc"):

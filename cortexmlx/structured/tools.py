@@ -264,6 +264,29 @@ def parse_integer(digits: str) -> int | float:
 
 _DECODER = json.JSONDecoder(parse_int=parse_integer)
 
+MAX_DIGITS = 400
+"""Digits of an integer that a client sends, at most. Python takes long for longer ones, and lets no thread run then."""
+
+
+def load_sent_json(text: str) -> Any:
+    """Parse JSON that a client sends. Other threads run between its numbers, which are read by functions of Python.
+    Raises ValueError, also for an integer of more than MAX_DIGITS digits, and RecursionError.
+    """
+    return _SENT_DECODER.decode(text)
+
+
+def _parse_sent_integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _parse_sent_float(digits: str) -> float:
+    return float(digits)
+
+
+_SENT_DECODER = json.JSONDecoder(parse_int=_parse_sent_integer, parse_float=_parse_sent_float)
+
 
 def result_message(call: ToolCall, text: str) -> Mapping[str, object]:
     """Return the chat message that tells the model a call's result."""

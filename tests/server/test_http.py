@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import select
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import httpx2 as httpx
@@ -17,7 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.openai import completions
 from cortexmlx.server import http as server_http
+from cortexmlx.server import stored_responses
 from cortexmlx.server.http import (
     MAX_DEPTH,
     MAX_VALUES,
@@ -112,7 +118,7 @@ def test_what_is_no_body_is_refused_in_time_that_grows_with_its_length(data: byt
         (b'{"a": "\xed\xa0\x80"}', "no UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "no UTF-8"),
         ('{"a": 1}'.encode("utf-32-le"), "no JSON"),
-        (b'{"a":' + b"1" * 5000 + b"}", "an integer of more than 4,300 digits"),
+        (b'{"a":' + b"1" * 401 + b"}", "the body has an integer of more than 400 digits"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
@@ -124,6 +130,82 @@ def test_an_event_is_one_line_for_clients_that_split_at_any_line_break() -> None
     body = {"arguments": '{"text": "a\u2028b\u2029c\x85d\x0be\x1cf\r\n"}', "\u2028": "漢"}
     [name, data] = server_sent_event(body, "delta").decode().split("\n\n")[0].splitlines()
     assert name == "event: delta" and json.loads(data.removeprefix("data: ")) == body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"a":[' + b",".join([b"1.00000000000000011102230246251565404236316680908203125"] * 260_000) + b"]}",
+        b'{"a":"' + b"," * 270_000 + rb"\\" * 8_000_000 + b'"}',
+    ],
+    ids=["floats", "text"],
+)
+def test_others_run_while_a_body_is_parsed(data: bytes) -> None:
+    """Between two turns of another thread, this process takes a part of the time. It took two thirds or more, 0.3 s."""
+    turns, done = list[float](), threading.Event()
+
+    def take_turns() -> None:
+        while not done.wait(0.001):
+            turns.append(time.process_time())
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(take_turns)
+        assert soon(lambda: turns)
+        turns.append(began := time.process_time())
+        parse_json(data)
+        done.set()
+        other.result(PATIENCE)
+    ended = time.process_time()
+    held = max(after - before for before, after in pairwise(sorted([*turns, ended])) if after > began)
+    assert held < (ended - began) / 2
+
+
+def test_compressed_bodies_become_plain_one_after_the_other(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty of 16 KB, each a thousand times as large when plain, took 1.2 GB before any was counted."""
+    at_once, running, decompress = list[int](), list[int](), server_http.decompress
+
+    def watched(*args: Any) -> bytes:
+        running.append(1)
+        at_once.append(len(running))
+        plain = decompress(*args)
+        time.sleep(0.02)
+        running.pop()
+        return plain
+
+    monkeypatch.setattr(server_http, "decompress", watched)
+    body, headers = gzip.compress(json.dumps(SMALL).encode()), {"content-encoding": "gzip"}
+    with httpx.Client(base_url=serve(), trust_env=False, timeout=PATIENCE) as http, ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(http.post, "/v1/completions", content=body, headers=headers) for _ in range(8)]
+        assert [each.result(PATIENCE).status_code for each in asked] == [200] * 8
+    assert at_once == [1] * 8
+
+
+def test_what_may_be_long_is_not_done_on_the_event_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that stored 30,000 items had all of them read there for each small request that named one."""
+    places = list[bool]()
+
+    def watch(module: Any, name: str) -> None:
+        work = getattr(module, name)
+
+        def watched(*args: Any) -> Any:
+            places.append(asyncio._get_running_loop() is None)
+            return work(*args)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(completions, "write")
+    assert http.post("/v1/completions", json={**SMALL, "logprobs": 1}).status_code == 200
+    assert places == [True]
+    watch(stored_responses, "_parse_items")
+    id = http.post(
+        "/v1/responses", json={"input": [{"role": "user", "content": "a"}] * 3, "max_output_tokens": 16}
+    ).json()["id"]
+    item = http.get(f"/v1/responses/{id}/input_items").json()["data"][0]["id"]
+    before = len(places)
+    http.get(f"/v1/responses/{id}")
+    for more in ({"input": "b", "previous_response_id": id}, {"input": [{"type": "item_reference", "id": item}]}):
+        assert http.post("/v1/responses", json={**more, "max_output_tokens": 16}).status_code == 200
+    assert all(places) and len(places) >= before + 3
 
 
 # Places are shared: no client, and nobody whose body crawls in, locks the others out.
