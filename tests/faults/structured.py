@@ -10,9 +10,6 @@ ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text.py"
 SOURCES, FORM = "cortexmlx/structured/compiler.py", "cortexmlx/structured/output.py"
 CLOSED, BODIES = "cortexmlx/structured/schemas.py", "cortexmlx/protocols/openai/parameters.py"
 
-_COLLECT = "                    self._collect_due(plan)\n"
-_CHOOSE = "                    if to_choose is not None:\n                        self._choose(to_choose)\n"
-
 TESTS = (
     "structured",
     "structured/test_matcher.py",
