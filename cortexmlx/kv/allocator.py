@@ -7,7 +7,6 @@ without a scan. Neighbouring free runs are always merged. For that, each free ru
 
 from __future__ import annotations
 
-import threading
 from array import array
 from dataclasses import dataclass
 from operator import index
@@ -36,16 +35,13 @@ class KVBlockAllocator:
 
     The cost of `allocate`, `extend`, `trim` and `free` does not depend on the number of blocks or free runs, except
     that a byte per block of the run is set and checked at memory speed. The same calls in the same order always give
-    the same blocks. A call either does all that it says, or raises and changes nothing.
-
-    All methods may be called from any thread, but not from a finalizer or a signal handler that could interrupt one.
+    the same blocks. A call either does all that it says, or raises and changes nothing. Only the engine's thread calls.
     """
 
-    __slots__ = ("_flags", "_free_blocks", "_free_runs", "_lock", "_total_blocks")
+    __slots__ = ("_flags", "_free_blocks", "_free_runs", "_total_blocks")
 
     def __init__(self, total_blocks: int) -> None:
         """Start with `total_blocks` free blocks, numbered from 0. Raises KVBlockError for less than one."""
-        self._lock = threading.Lock()
         self._free_runs = FreeRunIndex()
         # One more flag than blocks, always used: it ends the last run, and as flags[-1] it is also what block 0 finds
         # to its left.
@@ -67,20 +63,18 @@ class KVBlockAllocator:
     @property
     def used_blocks(self) -> int:
         """The number of allocated blocks."""
-        with self._lock:
-            return self._total_blocks - self._free_blocks
+        return self._total_blocks - self._free_blocks
 
     @property
     def largest_free_run(self) -> int:
         """The length of the longest free run, the largest n for which `allocate(n)` succeeds; 0 if nothing is free."""
-        with self._lock:
-            return self._free_runs.longest_length()
+        return self._free_runs.longest_length()
 
     @property
     def free_blocks_at_end(self) -> int:
         """The number of free blocks at the end of the arena, which `shrink` can drop."""
-        with self._lock:
-            return self._free_at_end()
+        last = self._total_blocks - 1
+        return self._free_runs.length_at(last) if self._flags[last] == _FREE else 0
 
     def allocate(self, n: int) -> KVHandle:
         """Allocate a run of n blocks from the shortest free run that is long enough.
@@ -88,12 +82,11 @@ class KVBlockAllocator:
         Raises KVCacheFull if no free run has n blocks (then nothing is taken), KVBlockError if n is less than one.
         """
         n = _require_positive(n, "allocate")
-        with self._lock:
-            start = self._free_runs.find_best_fit(n) if n <= self._free_blocks else NO_RUN
-            if start == NO_RUN:
-                raise self._cache_full_error(n)
-            self._mark_used(start, n)
-            return KVHandle(start, n)
+        start = self._free_runs.find_best_fit(n) if n <= self._free_blocks else NO_RUN
+        if start == NO_RUN:
+            raise self._cache_full_error(n)
+        self._mark_used(start, n)
+        return KVHandle(start, n)
 
     def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
         """Grow a run in place by the n blocks after it. Return the longer run, or None if these blocks are not all
@@ -102,14 +95,13 @@ class KVBlockAllocator:
         Raises KVBlockError if n is less than one, or if the handle is empty or names blocks that are not allocated.
         """
         n = _require_positive(n, "extend")
-        with self._lock:
-            start, stop = self._require_allocated(handle)
-            if start == stop:
-                raise KVBlockError(f"cannot extend the empty run at block {start}: allocate a new run instead")
-            if self._flags[stop] == _USED or self._free_runs.length_at(stop) < n:
-                return None
-            self._mark_used(stop, n)
-            return KVHandle(start, stop - start + n)
+        start, stop = self._require_allocated(handle)
+        if start == stop:
+            raise KVBlockError(f"cannot extend the empty run at block {start}: allocate a new run instead")
+        if self._flags[stop] == _USED or self._free_runs.length_at(stop) < n:
+            return None
+        self._mark_used(stop, n)
+        return KVHandle(start, stop - start + n)
 
     def trim(self, handle: KVHandle, keep: int) -> KVHandle:
         """Free all but the first `keep` blocks of a run, and return the shorter run (empty for `keep` 0).
@@ -117,33 +109,30 @@ class KVBlockAllocator:
         Raises KVBlockError when the handle names blocks that are not allocated, or has less than `keep` of them.
         """
         keep = index(keep)
-        with self._lock:
-            start, stop = self._require_allocated(handle)
-            if not 0 <= keep <= stop - start:
-                raise KVBlockError(
-                    f"cannot keep {keep} of {stop - start} blocks: keep 0 to {stop - start}, or extend the run"
-                )
-            self._mark_free(start + keep, stop)
-            return KVHandle(start, keep)
+        start, stop = self._require_allocated(handle)
+        if not 0 <= keep <= stop - start:
+            raise KVBlockError(
+                f"cannot keep {keep} of {stop - start} blocks: keep 0 to {stop - start}, or extend the run"
+            )
+        self._mark_free(start + keep, stop)
+        return KVHandle(start, keep)
 
     def free(self, handle: KVHandle) -> None:
         """Free a run of allocated blocks: a whole run, a part of one, or several neighbouring runs together.
 
         Raises KVBlockError, and frees nothing, if one of the blocks is not allocated (freed before, or never taken).
         """
-        with self._lock:
-            start, stop = self._require_allocated(handle)
-            self._mark_free(start, stop)
+        start, stop = self._require_allocated(handle)
+        self._mark_free(start, stop)
 
     def grow(self, n: int) -> None:
         """Add n free blocks at the end. Raises KVBlockError when n is less than one."""
         n = _require_positive(n, "add")
-        with self._lock:
-            old_total = self._total_blocks
-            self._free_runs.resize(old_total + n)
-            self._flags[old_total:old_total] = _USED_FLAG * n
-            self._total_blocks = old_total + n
-            self._mark_free(old_total, old_total + n)
+        old_total = self._total_blocks
+        self._free_runs.resize(old_total + n)
+        self._flags[old_total:old_total] = _USED_FLAG * n
+        self._total_blocks = old_total + n
+        self._mark_free(old_total, old_total + n)
 
     def shrink(self, n: int) -> None:
         """Drop the last n blocks; at least one block stays.
@@ -151,55 +140,48 @@ class KVBlockAllocator:
         Raises KVBlockError, and drops nothing, when one of them is allocated or n is not in 1 .. total_blocks - 1.
         """
         n = _require_positive(n, "drop")
-        with self._lock:
-            if n >= self._total_blocks:
-                raise KVBlockError(f"cannot drop {n} of {self._total_blocks} blocks: at least one has to stay")
-            free_tail = self._free_at_end()
-            if n > free_tail:
-                raise KVBlockError(
-                    f"cannot drop the last {n} of {self._total_blocks} blocks: only the last {free_tail} are free, "
-                    f"drop at most those or free the others first"
-                )
-            total = self._total_blocks - n
-            self._mark_used(self._total_blocks - free_tail, free_tail)
-            del self._flags[total : self._total_blocks]
-            self._free_runs.resize(total)
-            self._total_blocks = total
-            self._mark_free(total - (free_tail - n), total)
+        if n >= self._total_blocks:
+            raise KVBlockError(f"cannot drop {n} of {self._total_blocks} blocks: at least one has to stay")
+        free_tail = self.free_blocks_at_end
+        if n > free_tail:
+            raise KVBlockError(
+                f"cannot drop the last {n} of {self._total_blocks} blocks: only the last {free_tail} are free, "
+                f"drop at most those or free the others first"
+            )
+        total = self._total_blocks - n
+        self._mark_used(self._total_blocks - free_tail, free_tail)
+        del self._flags[total : self._total_blocks]
+        self._free_runs.resize(total)
+        self._total_blocks = total
+        self._mark_free(total - (free_tail - n), total)
 
     def fragmentation(self) -> float:
         """Return `1 - largest_free_run / free_blocks`: 0.0 for one run or no free block, near 1.0 if scattered."""
-        with self._lock:
-            return 1.0 - self._free_runs.longest_length() / self._free_blocks if self._free_blocks else 0.0
+        return 1.0 - self._free_runs.longest_length() / self._free_blocks if self._free_blocks else 0.0
 
-    def block_map(self, width: int | None = None) -> str:
-        """Return the arena as text with one character per block, '.' free and 'X' used; with `width`, in lines of that
-        many blocks.
-
-        Raises KVBlockError when `width` is less than one.
-        """
-        with self._lock:
-            blocks = bytes(self._flags[: self._total_blocks])
-        text = blocks.translate(bytes.maketrans(bytes([_FREE, _USED]), b".X")).decode("ascii")
-        if width is None:
-            return text
-        width = _require_positive(width, "draw")
-        return "\n".join(text[start : start + width] for start in range(0, len(text), width))
+    def block_map(self) -> str:
+        """Return the arena as text with one character per block, '.' free and 'X' used."""
+        blocks = bytes(self._flags[: self._total_blocks])
+        return blocks.translate(bytes.maketrans(bytes([_FREE, _USED]), b".X")).decode("ascii")
 
     def free_runs(self) -> list[KVHandle]:
         """Return all free runs in block order, for statistics and debugging (costs a pass over the arena)."""
-        with self._lock:
-            return self._scan_free_runs()
+        runs = []
+        start = self._flags.find(_FREE)
+        while start != -1:
+            stop = self._flags.find(_USED, start)
+            runs.append(KVHandle(start, stop - start))
+            start = self._flags.find(_FREE, stop)
+        return runs
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the free runs disagree with the block flags, from which everything is recomputed."""
-        with self._lock:
-            total, runs = self._total_blocks, self._scan_free_runs()
-            require(len(self._flags) == total + 1, f"{len(self._flags)} flags for {total} blocks and an end mark")
-            require(self._flags[total] == _USED, "the end mark is gone")
-            free = self._flags.count(_FREE)
-            require(self._free_blocks == free, f"counted {self._free_blocks} free blocks, the flags say {free}")
-            self._free_runs.check_invariants({run.start: run.count for run in runs}, total)
+        total, runs = self._total_blocks, self.free_runs()
+        require(len(self._flags) == total + 1, f"{len(self._flags)} flags for {total} blocks and an end mark")
+        require(self._flags[total] == _USED, "the end mark is gone")
+        free = self._flags.count(_FREE)
+        require(self._free_blocks == free, f"counted {self._free_blocks} free blocks, the flags say {free}")
+        self._free_runs.check_invariants({run.start: run.count for run in runs}, total)
 
     def _require_allocated(self, handle: KVHandle) -> tuple[int, int]:
         """Return (start, stop) of a run. Raises KVBlockError unless all its blocks are allocated."""
@@ -238,21 +220,6 @@ class KVBlockAllocator:
         if self._flags[stop] == _FREE:
             stop += self._free_runs.remove(stop)
         self._free_runs.insert(start, stop - start)
-
-    def _free_at_end(self) -> int:
-        """Return the length of the free run at the end of the arena."""
-        last = self._total_blocks - 1
-        return self._free_runs.length_at(last) if self._flags[last] == _FREE else 0
-
-    def _scan_free_runs(self) -> list[KVHandle]:
-        """Return the free runs, found by a scan of the block flags."""
-        runs = []
-        start = self._flags.find(_FREE)
-        while start != -1:
-            stop = self._flags.find(_USED, start)
-            runs.append(KVHandle(start, stop - start))
-            start = self._flags.find(_FREE, stop)
-        return runs
 
     def _cache_full_error(self, n: int) -> KVCacheFull:
         """Return the error for a request of n blocks that cannot be allocated."""
