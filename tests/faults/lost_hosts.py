@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-PARTS, RECOVERY = "cortexmlx/distributed/group.py", "cortexmlx/core/recovery.py"
+PARTS, RECOVERY = "cortexmlx/distributed/group.py", "cortexmlx/core/core.py"
 MODEL, GROUP = "cortexmlx/distributed/hosted_model.py", "cortexmlx/distributed/group.py"
 CORE, SWITCHES = "cortexmlx/core/core.py", "cortexmlx/distributed/group.py"
 
