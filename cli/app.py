@@ -12,9 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from cortexmlx import __version__
 from cortexmlx.cli.batch.command import batch
 from cortexmlx.cli.bench.command import bench
-from cortexmlx.cli.cache.carry import export, import_file
-from cortexmlx.cli.cache.command import cache
-from cortexmlx.cli.cache.why import why
+from cortexmlx.cli.cache.command import cache, export, import_file, why
 from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
 from cortexmlx.cli.chats.saved_chats import LAST
