@@ -120,9 +120,6 @@ def test_a_template_that_reads_no_tools_has_no_format() -> None:
     assert find_call_format(Tokenizer(templates.TOOLLESS)) is None
     assert find_call_format(Tokenizer(None)) is None
     assert find_call_format(Tokenizer("{% if %}")) is None
-
-
-def test_an_unknown_format_is_none() -> None:
     assert find_call_format(Tokenizer(templates.UNKNOWN)) is None
 
 
