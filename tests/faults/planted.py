@@ -35,7 +35,6 @@ TESTS = (
     "metal/test_kernels.py",
     "metal/test_text.py",
     "metal/test_decode.py",
-    "metal/test_decode_tokens.py",
     "metal/test_wide.py",
     "metal/test_decode_wide.py",
     "metal/test_decode_alibi.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from cortexmlx.kv.allocator import NO_RUN, FreeRunIndex
@@ -36,20 +35,3 @@ def test_the_newest_of_the_shortest_that_fit(lengths: list[int], data: st.DataOb
                 shortest = min((run[1] for run in fitting), default=0)
                 newest = [run[0] for run in fitting if run[1] == shortest]
                 assert runs.find_best_fit(n) == (newest[-1] if newest else NO_RUN)
-
-
-def three_runs() -> FreeRunIndex:
-    runs = FreeRunIndex()
-    runs.resize(40)
-    for start in (0, 10, 20):
-        runs.insert(start, 4)
-    return runs
-
-
-def test_room_for_more_blocks_keeps_what_is_there_and_less_is_cut_off() -> None:
-    runs, expected = three_runs(), {0: 4, 10: 4, 20: 4}
-    for total in (3000, 24):
-        runs.resize(total)
-        runs.check_invariants(expected, total)
-    with pytest.raises(AssertionError, match="links and tags for"):
-        runs.check_invariants(expected, 25)

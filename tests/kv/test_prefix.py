@@ -23,11 +23,6 @@ from support.scheduling.blocks import check_block_map
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
 
-def test_a_block_in_another_place_has_another_key() -> None:
-    cache = PrefixCache(4)
-    assert len(set(cache.keys([1, 2, 3, 4] * 3))) == 3
-
-
 def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
     cache = KVCache(BlockPools([LAYER], 12, block_size=2))
     texts = [[i] * 6 for i in (1, 2, 3)]

@@ -109,12 +109,6 @@ def test_a_broken_config(tmp_path: Path, content: str) -> None:
     fails(folder, ModelCorrupt, "config.json")
 
 
-def test_a_config_that_lacks_a_setting(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}))
-    fails(folder, ModelCorrupt, "config.json", "hidden_size")
-
-
 def test_weights_that_do_not_fit_the_config(tmp_path: Path) -> None:
     fails(write_folder(tmp_path / "m", intermediate_size=128), ModelCorrupt, "do not fit")
     fails(write_folder(tmp_path / "n", num_hidden_layers=3), ModelCorrupt, "do not fit")
@@ -303,10 +297,6 @@ def test_a_recommendation_that_means_nothing_is_said_and_left_out(tmp_path: Path
     sampling, (note,) = read_recommended_sampling(folder)
     assert sampling == {"temperature": 1.0, "top_k": 3} and "temperature" in note and "top_p" in note
     assert note in load_model(folder).notes
-
-
-def test_a_folder_without_generation_config_recommends_nothing(tmp_path: Path) -> None:
-    assert read_recommended_sampling(write_folder(tmp_path / "m")) == ({}, ())
 
 
 # Folders quantized in every way that mlx-lm writes, and in those of others that it reads: the tokens are mlx-lm's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import anthropic
@@ -14,8 +15,25 @@ from server.conftest import listening
 from cortexmlx import Engine
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
 from support.clients.in_process import InProcess
-from support.fakes.adapted import Adapted
 from support.patience import PATIENCE
+
+
+class Adapted:
+    """An engine with adapters of these names."""
+
+    def __init__(self, engine: Any, *names: str) -> None:
+        self._engine = engine
+        self.adapters: Any = MappingProxyType(dict.fromkeys(names))
+        self.asked: list[str | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, *prompt: Any, adapter: str | None = None, **options: Any) -> Any:
+        """As the engine's."""
+        self.asked.append(adapter)
+        return self._engine.submit(*prompt, **options)
+
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
 Serve = Callable[..., str]

@@ -278,11 +278,9 @@ def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
 
 
 # The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics.
-# A threadgroup variable has no initial value, and those of a kernel fit in 32 KB.
+# A threadgroup variable has no initial value.
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
-_MAX_BYTES = 32768
-_BRANCHES = {"IF_STMT", "SWITCH_STMT"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
 
@@ -329,30 +327,8 @@ def _template(node: TreeNode) -> Iterator[Complaint]:
         yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
 
 
-def _too_large(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Refuse a kernel that declares more threadgroup memory than there is.
-
-    Variables in branches are left to the simulator's launch: the compiler may drop the branch.
-    """
-    declared: dict[int, int] = {}
-    last: dict[int, TreeNode] = {}
-    for node in nodes:
-        if node.kind != "VAR_DECL" or "threadgroup variable" not in marks(node.cursor):
-            continue
-        function, size = node.function(), node.cursor.type.get_size()
-        if function is None or size < 0 or any(around.kind in _BRANCHES for around in node.above()):
-            continue
-        align, key = max(node.cursor.type.get_align(), 1), function.cursor.hash
-        declared[key] = -(-declared.get(key, 0) // align) * align + size
-        last[key] = node
-    for key, size in declared.items():
-        if (total := -(-size // 16) * 16) > _MAX_BYTES:
-            yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MAX_BYTES} are there")
-
-
 def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Yield variables in the wrong place, with initial values, or too large."""
-    yield from _too_large(nodes)
+    """Yield variables in the wrong place, or with initial values. A launch counts threadgroup memory."""
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
             yield from _variable(node)

@@ -100,7 +100,7 @@ def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Laun
         launch = abi.Launch()
         launch.grid[:], launch.threadgroup[:] = grid, threadgroup
         launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
-        launch.lockstep, launch.patience = settings.lockstep, settings.patience
+        launch.patience = settings.patience
         launch.fast_errors = settings.fast_errors
         launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
         launch.stacks, launch.arena, launch.buffers = memory.stacks, memory.arena, ctypes.addressof(table)
@@ -141,13 +141,9 @@ def _report(
         threadgroups=launch.threadgroups,
         threads=launch.threads,
         barriers=launch.barriers,
-        simdgroup_barriers=launch.simdgroup_barriers,
-        simd_instructions=dict(zip(abi.SIMD_OPS, launch.simd_ops, strict=True)),
         divergent_simd_ops=launch.divergent_ops,
         benign_races=launch.benign_races,
         threadgroup_memory=launch.threadgroup_bytes,
-        threadgroup_bytes_read=launch.threadgroup_bytes_read,
-        threadgroup_bytes_written=launch.threadgroup_bytes_written,
         buffers=reports,
         findings=tuple(findings),
         notes=tuple(notes),

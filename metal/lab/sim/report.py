@@ -87,54 +87,11 @@ class LaunchReport:
     threadgroups: int
     threads: int
     barriers: int
-    simdgroup_barriers: int
-    simd_instructions: dict[str, int]
-    """Operations of whole simdgroups and quads, by kind. A shuffle is `shuffle_uniform` if its lane is the same
-    everywhere, else `shuffle_indexed`; `shuffle_xor` and `shuffle_shift` (up and down) are kinds of their own.
-    """
     divergent_simd_ops: int
     """Operations that some lanes took no part in, for any reason."""
     benign_races: int
     threadgroup_memory: int
-    threadgroup_bytes_read: int
-    threadgroup_bytes_written: int
     buffers: dict[str, BufferReport]
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     """Divergent operations whose result cannot depend on the divergence. They never raise."""
-
-    @property
-    def simd_ops(self) -> dict[str, int]:
-        """`simd_instructions` summed by family: reduce, shuffle, vote, matrix, barrier."""
-        families = {"reduce": ("reduce", "prefix"), "shuffle": ("shuffle", "broadcast"), "vote": ("vote", "active")}
-        return {
-            family: sum(n for kind, n in self.simd_instructions.items() if kind.startswith(kinds))
-            for family, kinds in {**families, "matrix": ("matrix",), "barrier": ("barrier",)}.items()
-        }
-
-    @property
-    def bytes_read(self) -> int:
-        """Device and constant bytes loaded, repeats included."""
-        return sum(b.bytes_read for b in self.buffers.values())
-
-    @property
-    def bytes_written(self) -> int:
-        """Device bytes stored, repeats included."""
-        return sum(b.bytes_written for b in self.buffers.values())
-
-    def table(self) -> str:
-        """Return the counters as text, one line per buffer."""
-        head = (
-            f"{'buffer':<24}{'bytes':>12}{'read':>12}{'distinct':>12}{'per group':>12}{'written':>12}{'coalesced':>10}"
-        )
-        rows = [
-            f"{b.name:<24}{b.bytes:>12}{b.bytes_read:>12}{b.distinct_read:>12}{b.group_distinct_read:>12}"
-            f"{b.bytes_written:>12}{b.coalescing:>10.2f}"
-            for b in self.buffers.values()
-        ]
-        ops = ", ".join(f"{count} {kind}" for kind, count in self.simd_ops.items() if count) or "none"
-        tail = (
-            f"{self.threadgroups} threadgroups of {self.threadgroup}, {self.barriers} barriers, "
-            f"simdgroup operations: {ops}, {self.threadgroup_memory} bytes of threadgroup memory"
-        )
-        return "\n".join([f"{self.kernel}  grid {self.grid}", head, *rows, tail])

@@ -21,8 +21,6 @@ class SimSettings:
     """Whether a GPU front end checks that Metal accepts a text, before its first run."""
     seed: int = 0
     """Decides the order of threads and threadgroups."""
-    lockstep: bool = False
-    """Whether simdgroups take turns instead."""
     poison: bool = False
     """Whether a launch without a fault runs once more, unchecked, with zeros in uninitialised variables. An output that
     differs was computed from such a variable.

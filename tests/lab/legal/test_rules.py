@@ -166,11 +166,6 @@ BODIES = {
 }
 
 
-def test_no_two_pairs_have_one_name() -> None:
-    tables = (SPACES_DECLARED, PLACES, FEATURES_DECLARED, SPACES, FEATURES, TO_BFLOAT, INITIAL_VALUES)
-    assert sum(map(len, tables)) == len(DECLARED) + len(BODIES)
-
-
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_declaration_that_metal_refuses(name: str) -> None:
     right, wrong, reason = DECLARED[name]
@@ -223,23 +218,6 @@ def test_functions_have_pointers_without_a_space() -> None:
 
 
 # ---- The places of variables ---------------------------------------------------------------------------------------
-
-
-def test_a_kernel_has_32_kb_of_threadgroup_memory() -> None:
-    """What a branch declares is not counted: a launch does that, when it is known which branches are left."""
-    most = "threadgroup float s[4096]; threadgroup float t[4096]; s[i] = 1; t[i] = 1;"
-    reason = "32784 bytes of threadgroup memory, at most 32768"
-    assert_told_apart(kernel(most), kernel(most + " threadgroup uchar c; c = 1; //!"), reason)
-    assert said(kernel(most + " if (sizeof(int) == 2) { threadgroup uchar c; c = 1; }")) == []
-
-
-def test_the_threadgroup_memory_of_an_instance_is_counted() -> None:
-    text = "template <int N> [[kernel]] void t(device float* y [[buffer(0)]]) {{\n"
-    text += "  threadgroup float s[N]; s[0] = y[0]; {}}}\n"
-    instance = 'template [[host_name("t")]] [[kernel]] decltype(t<{0}>) t<{0}>;\n'
-    assert_told_apart(
-        text.format("") + instance.format(8192), text.format("//!\n") + instance.format(16384), "65536 bytes"
-    )
 
 
 def test_a_kernel_declares_threadgroup_variables_in_every_way() -> None:

@@ -1,7 +1,5 @@
 """What is said of operations that only some lanes take part in: a fault where the result depends on it, else a note."""
 
-import mlx.core as mx
-import numpy as np
 import pytest
 
 from cortexmlx.errors import KernelFault
@@ -207,39 +205,3 @@ def test_what_cannot_matter_is_only_noted(name):
 def test_lanes_that_never_were_are_not_missed():
     y, report = launch(I + "y[i] = simd_sum(x[i]);", count=50, threadgroup=50)
     assert y[49].item() == sum(range(32, 50)) and not report.notes
-
-
-def test_instructions_are_counted_by_kind():
-    body = """
-    float v = x[i];
-    v = simd_sum(v) + simd_prefix_exclusive_sum(v);
-    v += simd_shuffle(v, 3) + simd_shuffle(v, 31 - l) + quad_shuffle(v, 0);
-    for (int k = 0; k < 5; k++) v += simd_shuffle(v, k);
-    v += simd_shuffle_xor(v, 4) + simd_shuffle_up(v, 1) + simd_shuffle_rotate_down(v, 2);
-    v += simd_broadcast(v, 7) + simd_broadcast_first(v);
-    v += simd_any(v > 0) + simd_is_first();
-    simdgroup_float8x8 m;
-    simdgroup_load(m, x);
-    simdgroup_multiply(m, m, m);
-    y[i] = v;
-    simdgroup_barrier(mem_flags::mem_device);
-    simdgroup_store(m, y);
-    """
-    _, report = launch(I + body, x=mx.array(np.ones(64, np.float32)), count=32, threadgroup=32, outputs=64)
-    assert report.simd_instructions == {
-        "reduce": 1,
-        "prefix": 1,
-        "shuffle_indexed": 1,
-        "shuffle_uniform": 7,
-        "shuffle_xor": 1,
-        "shuffle_shift": 2,
-        "broadcast": 1,
-        "broadcast_first": 1,
-        "vote": 1,
-        "active": 1,
-        "matrix_multiply": 1,
-        "matrix_load": 1,
-        "matrix_store": 1,
-    }
-    assert report.simd_ops == {"reduce": 2, "shuffle": 13, "vote": 2, "matrix": 3, "barrier": 0}
-    assert report.simdgroup_barriers == 1

@@ -89,13 +89,6 @@ def test_a_helper_for_device_memory_fails_for_seven_elements_and_works_for_eight
         launch(I + "y[i] = first(x);", header=header, count=7, threadgroup=7)
 
 
-def test_a_float_does_not_become_a_bfloat_by_itself():
-    wrong = I + "float v = x[i]; y[i] = v;"
-    with pytest.raises(KernelCompileError, match=r"probe: line \d+: .*bfloat"):
-        launch(wrong, dtype=mx.bfloat16)
-    launch(wrong, dtype=mx.float16)
-
-
 def test_arithmetic_of_bfloats_stays_bfloat():
     body = (
         "T a = x[i]; a = a * a + a; a += x[i]; a *= 2; a = max(a, -a); float f = a; f += a; y[i] = a > T(f) ? a : T(f);"
@@ -119,31 +112,6 @@ def test_a_compile_error_names_the_line_of_the_kernel_text():
 def test_the_pass_can_be_left_out():
     with sim.options(static_pass=False):
         launch(I + "float a = 1;\nfloat& b = a; y[i] = b;")
-
-
-def test_ordinary_headers_are_not_complained_about():
-    header = """
-#define SQUARE(v) \\
-  ((v) * (v))
-template <int N, typename T>
-struct Tile {
-  static constexpr constant int SIZE = N * N;
-  T values[N];
-  T sum() thread const { T s = 0; for (int k = 0; k < N; k++) { s += values[k]; } return s; }
-};
-namespace helpers {
-using Four = Tile<4, float>;
-typedef float2 Pair;
-enum class Kind { A, B };
-template <typename T> inline T twice(T v) { constexpr int two = 2; const T w = v; return w * T(two); }
-constant float WEIGHTS[2][2] = {{1, 2}, {3, 4}};
-}  // namespace helpers
-"""
-    body = (
-        "helpers::Four t; for (int k = 0; k < 4; k++) t.values[k] = k; "
-        "y[i] = helpers::twice(t.sum()) + helpers::WEIGHTS[1][i % 2] + SQUARE(2.0f) + helpers::Four::SIZE;"
-    )
-    launch(I + body, header=header)
 
 
 def test_without_the_front_end_a_warning_says_that_nothing_is_judged(monkeypatch):

@@ -120,9 +120,6 @@ def test_a_template_that_reads_no_tools_has_no_format() -> None:
     assert find_call_format(Tokenizer(templates.TOOLLESS)) is None
     assert find_call_format(Tokenizer(None)) is None
     assert find_call_format(Tokenizer("{% if %}")) is None
-
-
-def test_an_unknown_format_is_none() -> None:
     assert find_call_format(Tokenizer(templates.UNKNOWN)) is None
     assert find_format("{% set open = tag ~ '<tool_call>' %}{{ open }}<invoke name=\"f\">", NONE) is None, "MiniMax M3"
     said = 'Return calls within <tool_call></tool_call>: <tool_calls>[{"name": <function-name>, "arguments": <args>}]'

@@ -4,10 +4,8 @@ and byte by byte; what is cut, broken or ambiguous is text; what does not fit it
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -401,18 +399,3 @@ def test_a_character_costs_few_calls(form: Written) -> None:
         finally:
             sys.setprofile(None)
         assert calls < MAX_CALLS * len(data) + 500, (calls / max(1, len(data)), text[:80])
-
-
-@pytest.mark.slow
-@each_format
-def test_time_is_linear(form: Written) -> None:
-    def seconds(size: int, whole: bool) -> float:
-        best = [float("inf")]
-        for answer, _ in itertools.product(huge(form, size), range(2)):
-            start = time.process_time()
-            read(form, answer, [answer] if whole else list(answer))
-            best.append(time.process_time() - start)
-        return sum(best[1:])
-
-    for whole in (True, False):
-        assert seconds(100_000, whole) < 10 * seconds(25_000, whole)  # 16 times as long, if each reads all before it

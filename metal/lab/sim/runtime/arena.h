@@ -48,8 +48,6 @@ void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool at
     add_finding(SIM_FAULT_OUT_OF_BOUNDS, pc, kNone, index, (int64_t)at, size, is_write);
     abandon_launch();
   }
-  if (is_write) l.threadgroup_writes++, l.threadgroup_bytes_written += size;
-  else l.threadgroup_reads++, l.threadgroup_bytes_read += size;
   if (size < array.granule || at % array.granule) {
     split_cells(array.cells, array.bytes, array.granule);
     array.granule = 1;

@@ -45,13 +45,11 @@ static void report_barrier(Fiber* waits, Fiber* elsewhere, const char* text) {
 }
 
 static void exchange(Simdgroup* g, uint32_t mask, uint32_t all) {
-  const Fiber& f = S.fibers[g->first + __builtin_ctz(mask)];
   SimExchange& e = g->exchange[g->parity];
   // Lanes that are not in the mask keep their operands for later in the same slots: they arrive again below.
   e.active = mask;
   e.done = 0;
-  const bool uniform = check_uniform(*g, mask);
-  S.launch->simd_ops[f.op == SIM_OP_SHUFFLE_INDEXED && uniform ? SIM_OP_SHUFFLE_UNIFORM : f.op]++;
+  check_uniform(*g, mask);
   if (mask != all) {
     S.launch->divergent_ops++;
     report_divergence(*g, mask, all & ~mask & ~g->returned);
@@ -69,7 +67,6 @@ static void simdgroup_barrier(Simdgroup* g, uint32_t mask, uint32_t all) {
   if (mask != all) report_barrier(f, &S.fibers[g->first + __builtin_ctz(all & ~mask)], "simdgroup_barrier");
   if (f->flags & 1) g->epoch_device++;
   if (f->flags & 2) g->epoch_threadgroup++;
-  S.launch->simdgroup_barriers++;
 }
 
 // Called when no lane of the simdgroup can run. True if that let some of them go on.
@@ -121,7 +118,7 @@ static void wait_as(FiberState state) {
     (state == kAtExchange ? g->at_exchange : g->at_barrier) |= bit;
   }
   Fiber* next = next_ready(g);
-  if (!next && resolve(g) && !S.launch->lockstep && (next_random() & 7)) next = next_ready(g);
+  if (!next && resolve(g) && (next_random() & 7)) next = next_ready(g);
   if (next) run(next);
   else back_to_main();
 }
@@ -240,9 +237,8 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
 }
 
 static void run_group() {
-  uint32_t turn = S.simd_count - 1;
   while (!S.abort) {
-    uint32_t pick = S.launch->lockstep ? ++turn % S.simd_count : (uint32_t)(next_random() % S.simd_count), tried = 0;
+    uint32_t pick = (uint32_t)(next_random() % S.simd_count), tried = 0;
     while (tried < S.simd_count && !S.simds[pick].ready) {
       pick = (pick + 1) % S.simd_count;
       ++tried;
@@ -280,7 +276,7 @@ extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
   S.random = l->seed;
   for (auto& order : S.permutations) {
     for (uint32_t i = 0; i < SIM_LANES; ++i) order[i] = (uint8_t)i;
-    for (uint32_t i = SIM_LANES - 1; i && !l->lockstep; --i) {
+    for (uint32_t i = SIM_LANES - 1; i; --i) {
       const uint32_t j = (uint32_t)(next_random() % (i + 1));
       const uint8_t t = order[i];
       order[i] = order[j];

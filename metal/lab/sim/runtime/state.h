@@ -53,7 +53,6 @@ struct Launch {
   double patience;  // seconds of processor time in which some thread must come to its end
   uint32_t checked, coalescing;
   uint32_t buffer_count, stack_bytes;
-  uint32_t lockstep;  // simdgroups take turns at every meeting, lanes run in order: nothing is random
   uint32_t fast_errors;  // metal::fast:: errs as it may (fast_math.cpp)
   uint8_t* stacks;  // kMaxThreads stacks of stack_bytes each
   uint8_t* arena;   // address space for threadgroup arrays
@@ -62,9 +61,8 @@ struct Launch {
   uint32_t finding_count, aborted;
   uint64_t threadgroup_bytes;  // threadgroup memory of one threadgroup
   uint32_t array_count, reserved;
-  uint64_t threadgroups, threads, barriers, simdgroup_barriers, simd_ops[SIM_OP_KINDS], divergent_ops;
+  uint64_t threadgroups, threads, barriers, divergent_ops;
   uint64_t benign_races;  // unordered writes of the value that was there
-  uint64_t threadgroup_reads, threadgroup_writes, threadgroup_bytes_read, threadgroup_bytes_written;
   Finding findings[kMaxFindings];
   ArrayInfo arrays[kMaxArrays];
 };
