@@ -23,7 +23,6 @@ FAULTS = (
     Fault("a second paste takes the place of the first", INPUT, "len(self._texts) + 1", "1"),
     Fault("quotes in a paste begin a block", INPUT, "if begins_with_paste else", "if False else"),
     Fault("what the model has ended is a loop", SAMPLING, "if is_open and ends_in_loop", "if ends_in_loop"),
-    Fault("twice the same is a loop", SAMPLING, "max(2 * period, _LOOP", "max(period, _LOOP"),
     Fault("the same penalty is advised", SAMPLING, "repetition_penalty + 0.05", "repetition_penalty"),
     Fault("the first to fail are named, not the first lines", BATCH, "sorted(failures)[", "failures["),
 )

@@ -61,7 +61,7 @@ def test_a_loop_is_noticed_and_tables_code_and_poems_are_none() -> None:
     for piece in ("no ", "I am sorry, I don't know. ", POEM, CODE):
         loop = tokens("Well. " + piece * 60)[:-3]
         assert ends_in_loop(loop) and not ends_in_loop(loop[: len(tokens(piece)) + 20])
-    for text in (TABLE, CODE, (POEM + CODE) * 2, NUMBERS, TABLE + CODE + POEM + NUMBERS):
+    for text in (TABLE, CODE, POEM * 2, NUMBERS, TABLE + CODE + POEM + NUMBERS):
         whole = tokens(text)
         assert not any(ends_in_loop(whole[:length]) for length in range(len(whole) + 1)), text
 
