@@ -277,8 +277,7 @@ class _Comparison:
         gone = self._decode(near.tokens[shared - _RUN : shared + repeat.old])
         if any(close in gone and close not in _text_of(messages[index]) for close in closes):
             return replace(draft, reason=RecomputeReason.THOUGHTS, character=None, old="", new="")
-        is_told = offset is not None or index < len(near.messages)  # what only follows is not known to differ
-        return draft if is_told else replace(draft, message=None, role="")
+        return draft if offset is not None or index < len(near.messages) else replace(draft, message=None, role="")
 
     def _changed_texts(self, near: PromptPath, shared: int, repeat: _Repeat) -> tuple[str, str, int | None]:
         """Return the two texts of a difference, with the words around it, and the place of the first different

@@ -30,8 +30,7 @@ from cortexmlx.system.files import write_atomically
 _MANIFEST = "prefix.json"
 _FORMAT = "cortexmlx-prefix-1"
 _MAX_MANIFEST = 16 << 20
-_MAX_SEGMENT = 1 << 30
-"""Bytes of a segment in a file, which is read whole: ours have `SEGMENT_BYTES` and one more record, at most."""
+_MAX_SEGMENT = 1 << 30  # it is read whole: ours have `SEGMENT_BYTES` and one more record, at most
 
 
 @dataclass(frozen=True)
@@ -199,9 +198,7 @@ def import_prefix(
 
 def _read_segments(archive: zipfile.ZipFile, block_size: int) -> Iterator[Sequence[Record]]:
     """Yield the records of each segment of a file, after their proofs were checked. Raises ValueError."""
-    for info in archive.infolist():
-        if info.filename == _MANIFEST:
-            continue
+    for info in archive.infolist()[1:]:  # after the manifest
         if info.file_size > _MAX_SEGMENT:
             raise ValueError(f"{printable_name(info.filename):.40} has {info.file_size:,} bytes")
         with archive.open(info) as file:  # piece by piece: a header may say that all of them are in one place
@@ -239,7 +236,7 @@ def _from_json(data: bytes) -> StoredPrefix:
         numbers = (*prefix.tokens, *prefix.first_blocks, prefix.block_size)
         if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
             raise ValueError("it has no numbers")
-        if prefix.block_size < 1 or not prefix.tokens or len(prefix.tokens) % prefix.block_size:
+        if not prefix.block_size or not prefix.tokens or len(prefix.tokens) % prefix.block_size:
             raise ValueError("its tokens are no whole blocks")
         bytes.fromhex(prefix.fingerprint + prefix.adapter)
         parts = {printable_name(str(key)): printable_name(str(value)) for key, value in dict(prefix.parts).items()}

@@ -20,7 +20,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.cli import launch
-from cortexmlx.cli.launch import Agent, AgentServer, make_setup, setup_remarks
+from cortexmlx.cli.launch import Agent, AgentServer, AgentSetup, make_setup, run_agent, setup_remarks
 from cortexmlx.cli.start import run
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.listening import HttpServer, open_listener
@@ -106,7 +106,8 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
     [model] = about["models"]
     assert told["ANTHROPIC_MODEL"] == model["id"] == "tiny"
-    assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(model["context_length"])
+    context = str(model["context_length"])
+    assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == told["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == context
     assert told["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(model["context_length"] // 8)
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
@@ -122,6 +123,11 @@ def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path
     assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
     process.terminate()
     assert process.wait(PATIENCE) == 5 and not is_served(url)
+
+
+def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:
+    for ends, code in (("exit 3", 3), ("kill -9 $$", 137)):
+        assert run_agent("/bin/sh", AgentSetup({}), ["-c", ends], 2) == code
 
 
 def test_what_is_not_installed_is_said_before_a_model_is_loaded(
@@ -195,7 +201,14 @@ def test_a_server_that_runs_is_used_and_printed(
     assert launch.find_server(None) is None
 
 
-@pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 99_999])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 99_999,
+        b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m", "owned_by": "another", "context_length": 9}]}',
+    ],
+)
 def test_what_else_listens_there_is_no_server(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

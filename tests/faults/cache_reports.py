@@ -46,31 +46,11 @@ FAULTS = (
     Fault(
         "blanks before a text shift the character", HISTORY, "return index, offset - start,", "return index, offset,"
     ),
-    Fault(
-        "a template writes each message in its place",
-        HISTORY,
-        "        if not start <= offset <= end:\n",
-        "        if False:\n",
-    ),
-    Fault(
-        "what a template leaves out comes after all else",
-        HISTORY,
-        "if not isinstance(rendered, str) or rendered == self.source.text:",
-        "if not isinstance(rendered, str):",
-    ),
+    Fault("each message is written in its place", HISTORY, "if not start <= offset <= end:", "if False:"),
+    Fault("what is left out comes after all else", HISTORY, " or rendered == self.source.text:", ":"),
     Fault("texts begin within a character", HISTORY, "                start -= 1\n", "                pass\n"),
-    Fault(
-        "an image is an edit of a message",
-        HISTORY,
-        "if min(near.tokens[shared], self.path.tokens[shared]) < 0:",
-        "if False:",
-    ),
-    Fault(
-        "the text beside an image is no text",
-        HISTORY,
-        'plain_message(message, lambda part: "\\0")',
-        "plain_message(message)",
-    ),
+    Fault("an image is an edit", HISTORY, "self.path.tokens[shared]) < 0:", "0) < -1 << 60:"),
+    Fault("text beside an image is none", HISTORY, 'message, lambda part: "\\0")', "message)"),
     Fault(
         "only the first run that repeats is counted",
         HISTORY,

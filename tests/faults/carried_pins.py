@@ -19,6 +19,12 @@ FAULTS = (
     Fault("a file that lacks pieces is taken", PREFIX, "        if carried:\n", "        if False:\n"),
     Fault("a compressed file is unpacked", PREFIX, "info.compress_type != zipfile.ZIP_STORED", "False"),
     Fault("a file larger than the store is written", PREFIX, "if size > store.limit:", "if False:"),
+    Fault("a segment of any size is read", PREFIX, "if info.file_size > _MAX_SEGMENT:", "if False:"),
+    Fault("a manifest may name endless pieces", PREFIX, "> size - manifest.file_size:", "< 0:"),
+    Fault("a piece may have endless tokens", PREFIX, "each.layout[0][1] != (block_size,)", "False"),
+    Fault("tokens have any size", PREFIX, "0 <= number < 1 << 31 for", "0 <= number for"),
+    Fault("a file may have no tokens", PREFIX, "not prefix.tokens or len", "len"),
+    Fault("an import makes room by what it needs", PREFIX, "        store.mark_used(", "        list("),
     Fault(
         "the name is kept before the pieces",
         PREFIX,

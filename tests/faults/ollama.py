@@ -31,12 +31,7 @@ FAULTS = (
     Fault("anybody may pull", "cortexmlx/server/ollama.py", "if fetch is None and not is_served:", "if False:"),
     Fault("any name is served, so nothing is pulled", MODELS, "if any_name and self._settings", "if self._settings"),
     Fault("a path is pulled", PROTOCOL, "if not _HUB_ID.fullmatch(plain_name):", "if False:"),
-    Fault(
-        "an empty name is a name",
-        PROTOCOL,
-        'name = fields.get("model") or fields',
-        'name = fields.get("model", "") if "model" in fields else fields',
-    ),
+    Fault("an empty name is a name", PROTOCOL, 'name = fields.get("model") or', 'name = fields.get("model", "") and'),
     Fault("whoever logs in may not pull", PROTOCOL, '"insecure", "password", "username"', '"insecure"'),
     Fault("a tag is a part of the name", MODELS, "if name.endswith(TAG):", "if False:"),
     Fault("what was unloaded is unknown", MODELS, "self._remember(model, lease.engine)", "pass"),

@@ -104,7 +104,7 @@ def test_what_is_not_named_is_not_touched(options: list[str], kept: Path) -> Non
 def test_neither_files_elsewhere_nor_several_at_once_are_meant(kept: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine.json"
     other.touch()
-    for name in (str(other), "../chats/2026-11-21-haiku", "2026", "", "*", "none"):
+    for name in (str(other), "../chats/2026-11-21-haiku", "2026", "", "*", "none", "haiku"):
         assert run(["chats", name, "--delete", "-y"]) == 1
     assert other.exists() and len(names(kept)) == 3
 
