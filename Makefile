@@ -30,11 +30,11 @@ serve: .venv/.starter .venv/.server
 
 # For everybody, at every change.
 test: .venv/.starter .venv/.dev
-	$(PYTEST) -m "not lab and not model and not slow and not metal" $(ARGS)
+	$(PYTEST) -m "not lab and not model and not slow and not metal and not cuda" $(ARGS)
 
 # When kernels, studies or pictures changed: what executes, judges and compiles kernels on this machine.
 test-lab: .venv/.starter .venv/.dev
-	$(PYTEST) -m "lab and not model and not slow and not metal" $(ARGS)
+	$(PYTEST) -m "lab and not model and not slow and not metal and not cuda" $(ARGS)
 
 # Against the mlx-lm that is installed, perhaps a newer one than the pinned: what we rely on, and every model type.
 test-mlx-lm: .venv/.starter .venv/.dev
@@ -43,15 +43,15 @@ test-mlx-lm: .venv/.starter .venv/.dev
 
 # On real weights, those of the starter model.
 test-model: .venv/.starter .venv/.dev
-	$(PYTEST) -m "model and not slow and not metal" $(ARGS)
+	$(PYTEST) -m "model and not slow and not metal and not cuda" $(ARGS)
 
 # The long matrices and soaks that need no real weights, and every property with many examples.
 test-slow: .venv/.starter .venv/.dev
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "(slow or hypothesis) and not model and not metal" $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "(slow or hypothesis) and not model and not metal and not cuda" $(ARGS)
 
 # All of it, with every prompt on real weights in every configuration.
 test-all: .venv/.starter .venv/.dev
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "not metal" $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "not metal and not cuda" $(ARGS)
 
 # On Linux: the fast tests under each kind of CPU that OpenBLAS can act as here, with one thread and two.
 test-blas: .venv/.starter .venv/.dev

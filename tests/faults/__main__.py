@@ -88,7 +88,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def first_failure(folder: Path, tests: Sequence[str]) -> tuple[str, str] | None:
     """Run the tests up to the first that fails; return its pytest address and what it says, or None if all pass."""
-    command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
+    command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal and not cuda"]
     done = run(folder, *command, *(f"tests/{name}" for name in tests))
     if done.returncode == 0:
         return None

@@ -1,5 +1,5 @@
-"""The devices that the kernels' cases run on: the simulator by default, an Apple GPU with `-m metal`. A test that takes
-`kernels`, `factory` or `tolerance` runs on both.
+"""The devices that the kernels' cases run on: the simulator by default, an Apple GPU with `-m metal`, an NVIDIA GPU
+with `-m cuda`. A test that takes `kernels`, `factory` or `tolerance` runs on each.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import pytest
 
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.lab import sim
+from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.system.machine import metal_device
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE
 
 FACTORIES: dict[str, Any] = {
     "sim": lambda: sim.metal_kernel,
     "metal": lambda: mx.fast.metal_kernel if metal_device() is not None else None,
+    "cuda": lambda: cuda_factory if mx.cuda.is_available() else None,
 }
 
 
-@pytest.fixture(scope="module", params=["sim", pytest.param("metal", marks=pytest.mark.metal)])
+@pytest.fixture(
+    scope="module",
+    params=["sim", pytest.param("metal", marks=pytest.mark.metal), pytest.param("cuda", marks=pytest.mark.cuda)],
+)
 def device(request: pytest.FixtureRequest) -> str:
     """The name of a device that is here."""
     name: str = request.param

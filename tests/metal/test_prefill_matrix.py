@@ -1,5 +1,5 @@
 """The full matrix of prefill attention against float64. Slow on the simulator: minutes. On a GPU it runs with
-`-m metal`, as the other cases do (`conftest.py`).
+`-m metal` or `-m cuda`, as the other cases do (`conftest.py`).
 """
 
 from __future__ import annotations
