@@ -165,9 +165,7 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
-        """Look a little longer at the images that requests wait for. Those fail whose image cannot be looked at, or is
-        refused memory twice.
-        """
+        """Look longer at images that requests wait for. Those fail whose image is refused memory twice, or fails."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.looked_at is not None
         if not waiting:  # they have ended
@@ -180,10 +178,11 @@ class EngineCore:
             log.warning("an image could not be looked at: %s", error)
             if is_memory_refusal(error) and self._refused_image != image.key:
                 self._refused_image = image.key  # it is tried once more, without what is cached
-                sight.look_again(image)
+                sight.want([image])
                 self.relieve(True)
                 return
-            failed = OutOfMemory(f"an image could not be looked at: {error}")
+            kind = OutOfMemory if is_memory_refusal(error) else CortexError
+            failed = kind(f"an image could not be looked at: {error}")
             for job in waiting:
                 answer, images = self.requests.answers.get(job.id), job.request.images
                 if answer is not None and images is not None and images.shows(image):

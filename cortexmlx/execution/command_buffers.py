@@ -95,7 +95,7 @@ def count_bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int
     layers: dict[int, list[int]] = {}
     outer_counts: list[int] = []  # the embedding, the last norm, the projection to the vocabulary
     for module, elements in modules.items():
-        layer = _layer_index(module)
+        layer = next((int(part) for part in module.split(".") if part.isdigit()), None)  # the first number of its name
         (outer_counts if layer is None else layers.setdefault(layer, [])).append(elements)
     element_counts = outer_counts[:1]
     for layer in sorted({*layers, *slabs}):
@@ -104,8 +104,3 @@ def count_bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int
     return element_counts + (
         outer_counts[1:] if len(outer_counts) > 2 else outer_counts[1:] + outer_counts[:1]
     )  # a tied projection is the embedding
-
-
-def _layer_index(module: str) -> int | None:
-    """Return the index of the layer that a module belongs to: the first number of its name."""
-    return next((int(part) for part in module.split(".") if part.isdigit()), None)

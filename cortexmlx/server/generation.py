@@ -5,6 +5,7 @@ stream.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections import deque
@@ -125,7 +126,7 @@ class GenerationEndpoints:
                 start_time, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
                     defaults = self._request_defaults(request)
-                    await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
+                    await self._read_body(request, defaults, lambda: protocol.module.read(body, defaults))
                 lease = await self.models.acquire(name, request)
                 exit_stack.callback(lease.release)
                 request.scope[SCOPE_MODEL] = lease.name
@@ -146,16 +147,16 @@ class GenerationEndpoints:
         with ExitStack() as exit_stack:
             body = await self.read_body(request, exit_stack)
             general_defaults = self._request_defaults(request)  # a wrong body loads no model
-            await _read_body(request, general_defaults, lambda: messages.read_for_counting(body, general_defaults))
+            await self._read_body(request, general_defaults, lambda: messages.read_for_counting(body, general_defaults))
             lease = await self.models.acquire(body.get("model"), request)
             exit_stack.callback(lease.release)
             defaults = self._request_defaults(request, lease)
-            text_request: TextRequest = await _read_body(
+            text_request: TextRequest = await self._read_body(
                 request, defaults, lambda: messages.read_for_counting(body, defaults)
             )
             prompt: Any = text_request.prompts[0]
             chat = ChatPrompt(prompt, text_request.template_vars, text_request.hints)
-            tokens = await self._tokenize_prompt(lease, chat, text_request.params)
+            tokens = await self._tokenize_prompt(request, lease, chat, text_request.params)
         return json_reply({"input_tokens": len(tokens)}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def tokenize(self, request: Request) -> Response:
@@ -167,7 +168,7 @@ class GenerationEndpoints:
                 raise InvalidRequest("`content` must be a text", field="content")
             lease = await self.models.acquire(body.get("model"), request)
             exit_stack.callback(lease.release)
-            tokens = await self._tokenize_prompt(lease, text)
+            tokens = await self._tokenize_prompt(request, lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def explain_cache(self, request: Request) -> Response:
@@ -189,7 +190,9 @@ class GenerationEndpoints:
         waited for the model; `exit_stack` is closed when a stream ends.
         """
         client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
-        text_request: TextRequest = await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
+        text_request: TextRequest = await self._read_body(
+            request, defaults, lambda: protocol.module.read(body, defaults)
+        )
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = EventMailbox(asyncio.get_running_loop())
         lease.engine.share_history(self.history)
@@ -218,23 +221,39 @@ class GenerationEndpoints:
 
         exit_stack.callback(finish)
         timeout = self.settings.timeout
-        await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
+        async with self._turns(request):
+            await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
         if text_request.stream:
             stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
             media_type = LINES_TYPE if protocol.lines else "text/event-stream"
             return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
+        params = text_request.params
+        size = 0 if params.logprobs is params.prompt_logprobs is None else sys.maxsize  # log-probabilities are many
+        return await run_by_size(
+            size, lambda: json_reply(protocol.module.write(text_request, completions, info), headers=headers)
+        )
 
-        def write() -> Response:
-            return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
-
-        params = text_request.params  # log-probabilities are many
-        return write() if params.logprobs is params.prompt_logprobs is None else await run_on_thread(write)
-
-    @staticmethod
-    async def _tokenize_prompt(lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+    async def _tokenize_prompt(
+        self, request: Request, lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None
+    ) -> list[int]:
         """Return the tokens of a prompt. A text that surely is too long for a request is refused first."""
-        return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
+        async with self._turns(request):
+            return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
+
+    async def _read_body(
+        self, request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]
+    ) -> TextRequest:
+        """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that
+        sees, since a small file may be a large image, and for a body that names stored responses, which may be large.
+        """
+        if defaults.check_image is not None or defaults.earlier_responses:
+            return await run_on_thread(read)
+        async with self._turns(request):
+            return await run_by_size(request.scope[SCOPE_BODY_BYTES], read)
+
+    def _turns(self, request: Request) -> asyncio.Semaphore:
+        return self.request_limiter.turns(request.scope.get(SCOPE_CLIENT, ""))
 
     def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
         """Return the defaults for a client's body, with its seal and stored responses. No `lease`: no known model."""
@@ -283,15 +302,6 @@ class GenerationEndpoints:
             return
         if not protocol.named_events and not protocol.lines:
             yield b"data: [DONE]\n\n"
-
-
-async def _read_body(request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]) -> TextRequest:
-    """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that sees,
-    since a small file may be a large image, and for a body that names stored responses, which may be large.
-    """
-    if defaults.check_image is not None or defaults.earlier_responses:
-        return await run_on_thread(read)
-    return await run_by_size(request.scope[SCOPE_BODY_BYTES], read)
 
 
 # The answers of one request: submitted, read as events, and cancelled when nobody reads them any more.

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -92,12 +93,13 @@ async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int
             408, f"{size:,} bytes of the body have come in {elapsed_seconds:g} s, which is not all of it"
         ) from None
     data = b"".join(chunks)
-    if (encoding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
-        async with permit.decompressing:
+    encoding = request.headers.get("content-encoding", "").strip().lower() or "identity"
+    async with permit.turns:
+        if encoding != "identity":
             data = await run_on_thread(lambda: decompress(data, encoding, max_bytes))
             permit.set_body_size(len(data))
-    request.scope[SCOPE_BODY_BYTES] = len(data)
-    return await run_by_size(len(data), lambda: parse_json(data))
+        request.scope[SCOPE_BODY_BYTES] = len(data)
+        return await run_by_size(len(data), lambda: parse_json(data))
 
 
 def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -230,6 +232,9 @@ def _too_deep_error() -> InvalidRequest:
 SLOW_BODY_SECONDS = 5.0
 """A body that has been arriving for longer gives its place to another request of its client, if all are taken."""
 
+MAX_THREADS = 4
+"""Bodies of one client that threads work on at once: to make them plain, read them, and prepare their prompts."""
+
 MAX_FULL_BODIES = 16
 """Bodies of the greatest size that open requests may have in memory."""
 
@@ -252,8 +257,7 @@ class RequestLimiter:
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._slow: dict[RequestPermit, asyncio.Timeout] = {}
-        self.decompressing = asyncio.Semaphore()
-        """Held while a body is decompressed: its plain bytes are counted only then, and a client may send many."""
+        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]()
 
     @property
     def open_count(self) -> int:
@@ -272,6 +276,13 @@ class RequestLimiter:
             raise _overloaded_error(f"{request_text} run or wait")
         self._open[client] += 1
         return RequestPermit(self, client)
+
+    def turns(self, client: str) -> asyncio.Semaphore:
+        """Return what a client's bodies wait for while MAX_THREADS of them are worked on. The event loop gets the
+        interpreter in its turn, so a hundred threads hold it up for seconds.
+        """
+        of_loop = self._turns.setdefault(asyncio.get_running_loop(), {})
+        return of_loop.setdefault(client, asyncio.Semaphore(MAX_THREADS))
 
     def _has_room(self, client: str) -> bool:
         """Whether a client may open another request."""
@@ -311,7 +322,7 @@ class RequestPermit:
         self.client = client
         self.since = 0.0
         """When its body began to arrive, on the loop's clock."""
-        self.decompressing = limiter.decompressing
+        self.turns = limiter.turns(client)
         self._limiter = limiter
         self._released = False
         self._size = 0

@@ -30,8 +30,7 @@ CANCEL_SECONDS = 1.0
 
 
 MAX_READ = 16 << 10
-"""Bytes that are read of a connection at once. Of a body in chunks of one byte, they take h11 about 0.05 s, in which
-nobody else is heard.
+"""Bytes that are read of a connection at once. In chunks of one byte, they take 0.05 s, in which nobody else is heard.
 """
 
 

@@ -38,12 +38,14 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _decode_headers(scope)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get("origin")
         if reason := self._foreign_reason(headers, origin):
             await error_reply(RequestRefused(403, reason), scope["path"])(scope, receive, send)
             return
-        cors = _cors_headers(origin) if origin is not None and self._allows_origin(origin) else []
+        cors: list[tuple[bytes, bytes]] = []
+        if origin is not None and self._allows_origin(origin):
+            cors = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
         if scope["method"] == "OPTIONS" and origin is not None:
             await send({"type": "http.response.start", "status": 204, "headers": [*cors, *_PREFLIGHT_HEADERS]})
             await send({"type": "http.response.body", "body": b""})
@@ -89,15 +91,6 @@ class AccessControl:
             if hmac.compare_digest(key.encode(), api_key.encode()):
                 matched_client = client
         return matched_client
-
-
-def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
-    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-
-
-def _decode_headers(scope: Scope) -> dict[str, str]:
-    """Return the request headers of an ASGI scope as texts, with names in lower case."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _host_name(host: str) -> str:

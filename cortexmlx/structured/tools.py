@@ -281,11 +281,7 @@ def _parse_sent_integer(digits: str) -> int:
     return int(digits)
 
 
-def _parse_sent_float(digits: str) -> float:
-    return float(digits)
-
-
-_SENT_DECODER = json.JSONDecoder(parse_int=_parse_sent_integer, parse_float=_parse_sent_float)
+_SENT_DECODER = json.JSONDecoder(parse_int=_parse_sent_integer, parse_float=lambda digits: float(digits))
 
 
 def result_message(call: ToolCall, text: str) -> Mapping[str, object]:

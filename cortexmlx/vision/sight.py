@@ -121,10 +121,6 @@ class Sight:
         mx.eval(tokens, deep)
         return Features(tokens, deep)
 
-    def look_again(self, image: PreparedImage) -> None:
-        """Go on with an image that could not be looked at, from its beginning."""
-        self._waiting.appendleft(image)
-
     def forget(self) -> None:
         """Forget the images that wait, because the engine begins anew."""
         self._waiting.clear()

@@ -379,7 +379,7 @@ def test_a_failure_at_any_allocation(name: str, tmp_path: Path) -> None:
     kind, failed = kind_of(name, tmp_path), []
 
     def live(plan: Plan, number: int = -1) -> None:
-        Day(kind, plan, tmp_path / f"store {number}" if kind.store else None).run()
+        Day(kind, plan, tmp_path / f"store {number}" if kind.extra == "a store" else None).run()
 
     live(counted := Plan())
     every = int(os.environ["TRIALS"])

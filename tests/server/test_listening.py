@@ -17,15 +17,8 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import (
-    MAX_READ,
-    ConnectionLimits,
-    HttpServer,
-    LimitedConnection,
-    allowed_connections,
-    open_listener,
-)
+from cortexmlx.server import ServerSettings, app, listening
+from cortexmlx.server.listening import ConnectionLimits, HttpServer, allowed_connections, open_listener
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -349,27 +342,19 @@ def test_who_reads_nothing_of_a_stream_is_cut_and_its_request_cancelled(start: S
         assert soon(lambda: not listening.open_connections)
 
 
-def test_a_body_in_tiny_chunks_is_read_in_pieces(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_in_tiny_chunks_is_read_in_pieces_and_a_bad_chunk_is_400(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """h11 took 0.6 s for what asyncio reads at once otherwise, and nobody else was heard."""
-    sizes, receive = list[int](), LimitedConnection.data_received
-
-    def watched(connection: LimitedConnection, data: bytes) -> None:
-        sizes.append(len(data))
-        receive(connection, data)
-
-    monkeypatch.setattr(LimitedConnection, "data_received", watched)
+    sizes, receive = list[int](), listening.LimitedConnection.data_received
+    monkeypatch.setattr(
+        listening.LimitedConnection, "data_received", lambda *given: (sizes.append(len(given[1])), receive(*given))
+    )
+    head = CHAT.replace(b"Content-Length: 500", b"Transfer-Encoding: chunked")
     with connected(start()) as client:
-        client.sendall(CHAT.replace(b"Content-Length: 500", b"Transfer-Encoding: chunked") + b"1\r\n \r\n" * 50_000)
-        client.sendall(b"zz\r\n")
+        client.sendall(head + b"1\r\n \r\n" * 50_000 + b"zz\r\nnonsense\r\n")
         assert refusal(received(client))[0] == 400
-    assert max(sizes) <= MAX_READ
-
-
-def test_a_bad_chunk_in_the_middle_of_a_body_is_400(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    with connected(start()) as client:
-        client.sendall(CHAT.replace(b"Content-Length: 500", b"Transfer-Encoding: chunked") + b"zz\r\nnonsense\r\n")
-        assert refusal(received(client))[0] == 400
-    assert "Traceback" not in caplog.text
+    assert max(sizes) <= listening.MAX_READ and "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["head_seconds", "idle_seconds", "send_seconds", "head_bytes", "connections"])

@@ -131,12 +131,6 @@ def grammar_takes(format: CallFormat, text: str, choice: str = "auto", parallel:
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
-def grammar_takes_beginning(format: CallFormat, text: str) -> bool:
-    """Whether the grammar of a format accepts a text as the beginning of an answer."""
-    tokens = _bytes().tokenize_str(text)
-    return bool(_grammar(format, "auto", True).deep_copy().try_consume_tokens(tokens) == len(tokens))
-
-
 class Read(NamedTuple):
     """What a parser made of an answer."""
 

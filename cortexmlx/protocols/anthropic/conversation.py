@@ -68,7 +68,7 @@ def read_conversation(fields: Mapping[str, Any], seal: Seal | None, images: Imag
                     turns.add_system(index, _content_texts(content))
                 else:
                     system += _content_texts(content)
-    system_messages = [{"role": "system", "content": _join_lines(system)}] if any(system) else []
+    system_messages = [{"role": "system", "content": "\n".join(system)}] if any(system) else []
     turns.check_last_turn(len(messages) - 1)
     paths = ["system"] * len(system_messages) + turns.paths
     return read_messages(system_messages + turns.messages, paths, images)
@@ -275,8 +275,3 @@ def _content_texts(content: object) -> list[str]:
         with prefix_error_field(path):
             texts.append(read_part(block))
     return texts
-
-
-def _join_lines(texts: list[str]) -> str:
-    """Join texts with line breaks."""
-    return "\n".join(texts)

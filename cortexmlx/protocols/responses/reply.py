@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,13 +236,13 @@ class ResponseEvents:
         self._request = request
         self._info = info
         self._details = response_details(request)
-        self._number = 0
+        self._numbers = itertools.count()
         self._items: dict[str, _OutputItem] = {}
         self._has_started = False
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
         """Return the stream's events for one event of the engine. An error becomes `response.failed`."""
-        return [self._add_sequence_number(body) for body in self._convert(event)]
+        return [{**body, "sequence_number": next(self._numbers)} for body in self._convert(event)]
 
     def _convert(self, event: TokenEvent) -> Iterator[Body]:
         """Yield the events, without their sequence numbers, for one event of the engine."""
@@ -356,7 +357,3 @@ class ResponseEvents:
     def _item_event(self, item: _OutputItem, kind: str, **extra_fields: Any) -> Body:
         index_field = {} if item.kind == "function_call" else {"content_index": 0}
         return {"type": kind, "item_id": item.id, "output_index": item.output_index, **index_field, **extra_fields}
-
-    def _add_sequence_number(self, body: Body) -> Body:
-        self._number += 1
-        return {**body, "sequence_number": self._number - 1}

@@ -25,12 +25,18 @@ from support.engine.refusals import SAID
 from support.models.tiny import tokens_of
 
 MODULES = (
-    "cortexmlx.kv.arena",
-    "cortexmlx.execution.paged_memory",
-    "cortexmlx.execution.states",
-    "cortexmlx.execution.paged_memory",
+    "cortexmlx.attention.recurrent",
     "cortexmlx.execution.adapters",
+    "cortexmlx.execution.head_pass",
+    "cortexmlx.execution.logit_rows",
+    "cortexmlx.execution.paged_memory",
     "cortexmlx.execution.runner",
+    "cortexmlx.execution.sampling",
+    "cortexmlx.execution.states",
+    "cortexmlx.kv.arena",
+    "cortexmlx.models.draft_head",
+    "cortexmlx.vision.sight",
+    "cortexmlx.vision.towers",
 )
 
 ALLOCATES = frozenset(
@@ -51,6 +57,8 @@ KINDS = (
     "llama with adapters",
     "llama with a draft model",
     "lfm2 with a store",
+    "qwen3_5 with a head",
+    "qwen3_5 with images",
 )
 """All tokens seen, a window beside them, recurrent states, latents; and what else changes memory."""
 
@@ -158,7 +166,7 @@ class Kind:
     """The `TEXT` tokens that mlx-lm has for a prompt, with the adapter or without."""
     adapter: Path | None = None
     draft: Path | None = None
-    store: bool = False
+    extra: str = ""
 
 
 def kind_of(name: str, root: Path) -> Kind:
@@ -167,22 +175,31 @@ def kind_of(name: str, root: Path) -> Kind:
 
     from support.engine.judge import greedy
     from support.models.adapters import write_adapter
+    from support.models.draft_heads import write_draft_head
+    from support.models.sighted import SightedJudge, write_sighted
     from support.models.tiny import write_tiny
 
     model, _, extra = name.partition(" with ")
-    folder = write_tiny(root / model.replace(" ", "-"), model)
+    folder = root / model.replace(" ", "-")
+    {"a head": write_draft_head, "images": write_sighted}.get(extra, write_tiny)(folder, model)
     adapter = write_adapter(root / "adapter", folder) if extra == "adapters" else None
     draft = write_tiny(root / "draft", "one layer") if extra == "a draft model" else None
     plain = load(str(folder))
+    seeing = SightedJudge(plain[0], folder) if extra == "images" else None
     adapted = None if adapter is None else load(str(folder), adapter_path=str(adapter))
 
     @cache
     def right(prompt: tuple[int, ...], with_adapter: bool) -> Sequence[int]:
         loaded = adapted if with_adapter else plain
         assert loaded is not None
+        if seeing is not None:
+            text = list(prompt)
+            for _ in range(TEXT):
+                text.append(int(mx.argmax(seeing(mx.array([text]))[0, -1])))
+            return text[-TEXT:]
         return greedy(loaded[0], loaded[1], prompt, TEXT)
 
-    return Kind(folder, right, adapter, draft, extra == "a store")
+    return Kind(folder, right, adapter, draft, extra)
 
 
 class Day:
@@ -199,13 +216,20 @@ class Day:
         settings: dict[str, Any] = {"tokens": 512, "max_rows": 3, "prefill_budget": 24}
         if self.kind.draft is not None:
             settings["draft"] = str(self.kind.draft)
+        settings |= {"speculate": True} if self.kind.extra == "a head" else {}
         if self.store is not None:
             settings["kv_store"] = str(self.store)
         self.driver = driver = Driver(self.kind.model, **settings)
-        if self.kind.draft is not None:
+        if self.kind.draft is not None or self.kind.extra == "a head":
             from support.drafting.draft_models import make_eager
 
-            make_eager(driver.core)
+            eager = make_eager(driver.core)
+            eager.model = eager.model or driver.core.model.make_head_drafter(driver.core.scheduler)
+            driver.core.scheduler.wake_head(True)
+        if self.kind.extra == "images":
+            from support.models.sighted import show
+
+            self.images = show(driver)
         self.plan.live = False
         with planted(self.plan):
             try:
@@ -284,6 +308,8 @@ class Day:
         raise AssertionError("the adapter can never be loaded again")
 
     def _ask(self, prompt: Sequence[int], tokens: int = TEXT, n: int = 1, adapter: str | None = None) -> None:
+        if self.kind.extra == "images":
+            prompt = [*self.images[2 + len(prompt) % 3], *prompt]
         handle = self.driver.add(prompt, tokens, n=n, temperature=0.0, adapter=adapter)
         self._asked.append((tuple(prompt), adapter is not None, tokens, handle))
 
