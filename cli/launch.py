@@ -96,7 +96,7 @@ class AgentSetup:
 def launch(
     agent: Annotated[Agent, typer.Argument(metavar="AGENT", help="claude, codex or opencode.", show_default=False)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="What the agent gets.", show_default=False)
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="What the agent gets.", show_default=False)
     ] = None,
     model_option: options.ModelOption = None,
     show: Annotated[
@@ -145,6 +145,7 @@ def launch(
 def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
     """Return the server at `url` (None: the usual one) if it has the model (None: any), and answers our key."""
     key, url = os.environ.get(KEY_VARIABLE, ""), (url or RUNNING_URL).rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -191,6 +191,7 @@ def test_a_server_that_runs_is_used_and_printed(
             assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
             monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
             assert launch.find_server(None) is None and launch.find_server(None, f"{server.url}/v1/") == found
+            assert launch.find_server(None, server.url.removeprefix("http://")) == found
             assert run(["launch", "claude", "--print", "--url", server.url]) == 0
         finally:
             server.stop()
