@@ -158,6 +158,14 @@ class ReplaceableEngine:
         self._stack.close()
 
 
+def why_no_images(engine: Engine) -> str:
+    """Return why the model sees no images, with what to do; empty if it sees them."""
+    if engine.sees_images:
+        return ""
+    notes = [note.partition(": ")[2] for note in engine.info.notes if note.startswith("images are not seen: ")]
+    return f"{engine.info.name} sees none{f': {notes[0]}' if notes else ''}"
+
+
 def print_notes(engine: Engine) -> None:
     """Print the model's notes, a line each, on a terminal. They say what was done to the model, which files beside it
     are unused, and why it runs one request at a time.

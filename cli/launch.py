@@ -94,14 +94,15 @@ class AgentSetup:
 
 @options.add_engine_options(has_store=True, excluded=(*options.PER_REQUEST, "hosts"))
 def launch(
-    agent: Annotated[Agent, typer.Argument(help="The agent.", show_default=False)],
+    agent: Annotated[Agent, typer.Argument(metavar="AGENT", help="claude, codex or opencode.", show_default=False)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="What the agent gets.", show_default=False)
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="What the agent gets.", show_default=False)
     ] = None,
     model_option: options.ModelOption = None,
     show: Annotated[
         bool, typer.Option("--print", help="Only print what the agent would get, of a server that runs.")
     ] = False,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="The server, if not at port 8000.")] = None,
     *,
     config: EngineConfig,
 ) -> None:
@@ -115,10 +116,13 @@ def launch(
     if command is None and not show:
         console.print_error(f"{agent} is not installed: npm install -g {PACKAGES[agent]}")
         raise typer.Exit(NOT_INSTALLED)
-    server = find_server(model_option)
-    if show:
-        if server is None:
-            raise CortexError(f"no server with this model runs at {RUNNING_URL}: start one with `cortexmlx serve`")
+    server = find_server(model_option, url)
+    if server is None and (show or url is not None):
+        raise CortexError(
+            f"no server with this model runs at {url or RUNNING_URL}, or it wants a key in {KEY_VARIABLE}: start one "
+            "with `cortexmlx serve`, or give its address (--url)"
+        )
+    if server is not None and show:
         print_setup(agent, make_setup(agent, server), arguments or [])
         return
     assert command is not None
@@ -138,11 +142,12 @@ def launch(
     raise typer.Exit(code)
 
 
-def find_server(model: str | None) -> AgentServer | None:
-    """Return the server that runs on this machine if it has the model (None: any), and answers our key."""
-    key = os.environ.get(KEY_VARIABLE, "")
-    asked = urllib.request.Request(f"{RUNNING_URL}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
+def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
+    """Return the server at `url` (None: the usual one) if it has the model (None: any), and answers our key."""
+    key, url = os.environ.get(KEY_VARIABLE, ""), (url or RUNNING_URL).rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
     try:
+        asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(asked, timeout=2.0) as reply:
             entries = json.load(reply)["data"]
@@ -154,7 +159,7 @@ def find_server(model: str | None) -> AgentServer | None:
             and (model is None or each["id"] in names)
             and isinstance(each.get("context_length"), int)
         )
-        return AgentServer(RUNNING_URL, key or "none", found["id"], found["context_length"])
+        return AgentServer(url, key or "none", found["id"], found["context_length"])
     except Exception:  # what else listens there may say anything
         return None
 
@@ -259,7 +264,8 @@ def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
     """Yield why an agent will not work well with a model."""
     name = to_single_line(server.model)
     if not server.calls_tools:
-        yield f"{name} calls no tools, so {agent} can only talk: docs/tools.md names models that do."
+        yield f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: docs/tools.md "
+        "names models that call tools."
     if server.context_length < (least := LEAST_CONTEXT[agent]):
         yield (
             f"{agent} needs a context of about {least:,} tokens, and {name} has {server.context_length:,} here: choose "

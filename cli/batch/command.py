@@ -25,7 +25,7 @@ from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.batch import RecordBuilder
 from cortexmlx.server.model_pool import client_model_name
@@ -196,6 +196,8 @@ def batch(
             return
         with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
             engines.print_notes(engine)
+            if read_elsewhere is not None and (reason := engines.why_no_images(engine)):
+                raise InvalidRequest(f"images were to be read (--images-from, --fetch-images), but {reason}")
             check_variables(engine, variables)
             reader.restrict_variables(engine.info.known_vars)
             reader.show_images(engine.check_image if engine.sees_images else None, read_elsewhere)

@@ -158,7 +158,7 @@ class BatchRunFile:
         changed_names = _differing_settings(saved_settings, current_settings)
         if changed_names:
             raise InvalidRequest(
-                f"{self._output.name} was written with another {' and '.join(changed_names)}: use the same, "
+                f"{self._output.name} was written with other settings ({', '.join(changed_names)}): use the same, "
                 "or --force to begin again"
             )
         return int(saved_settings["created"])

@@ -13,6 +13,7 @@ from cortexmlx.cli.chat.sampling import carry_over_sampling
 from cortexmlx.cli.chat.status import ArenaView
 from cortexmlx.cli.chat.view import AnswerView, ThoughtDisplay
 from cortexmlx.cli.chats.saved_chats import ChatSaver
+from cortexmlx.cli.engine import why_no_images
 from cortexmlx.cli.limits import drop_oldest_turns
 from cortexmlx.cli.prompts import lost_calls_note
 from cortexmlx.cli.terminal import console
@@ -142,7 +143,7 @@ class ChatSession:
     typed_texts: dict[str, str] = field(default_factory=dict)
     """What the user typed, by the text of each message with files in it."""
     undone_question: object = None
-    """The content of the question that `/undo` took last, until another is answered."""
+    """The content of the question that `/undo` took last or that got no answer, until another is answered."""
     thought_display: ThoughtDisplay = field(default_factory=ThoughtDisplay)
     """Whether thoughts are folded."""
     ask_first: bool = True
@@ -288,10 +289,7 @@ class ChatSession:
     @property
     def why_no_images(self) -> str:
         """Why the model sees no images, with what to do; empty if it sees them."""
-        if self.engine.sees_images:
-            return ""
-        notes = [note.partition(": ")[2] for note in self.engine.info.notes if note.startswith("images are not seen: ")]
-        return f"{self.engine.info.name} sees none{f': {notes[0]}' if notes else ''}"
+        return why_no_images(self.engine)
 
     def _check_adapter_survives(self, unreadable: Mapping[str, Exception]) -> None:
         """Raise InvalidRequest if this chat's adapter exists only in the open engine, which must then not be closed."""

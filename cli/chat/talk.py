@@ -226,7 +226,8 @@ class ChatLoop:
     def _answer_reporting_errors(self, question: Question) -> None:
         """Answer a question, and print an error that ends the turn. Only the end of the engine ends the chat.
 
-        If no answer is kept, the question that `/undo` took and the waiting files are kept as they were.
+        If no answer is kept, waiting files wait again. A new question without files counts as taken by `/undo`, so that
+        `/regen` asks it again and leaves older answers alone.
         """
         session, undone_question = self._session, self._session.undone_question
         previous_conversation = session.conversation.fork()
@@ -234,6 +235,8 @@ class ChatLoop:
         if completion is not None and question.answers > 1:
             self._keep_chosen(completion, previous_conversation)
         if session.conversation.messages == previous_conversation.messages:
+            if completion is None and not (question.replaces_last or question.attached_files or question.images):
+                undone_question = question.text
             session.undone_question = undone_question
             self._reattach(question.attached_files)
 

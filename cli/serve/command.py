@@ -302,7 +302,7 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
     listening = HttpServer(application, listener, grace)
     for each in startup_lines(pool, listening.url):
         console.print_message(each)
-    header = f" -H 'Authorization: Bearer ${KEY_VARIABLE}'" if has_keys else ""
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})
     console.print_message(
         f"  curl {listening.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"

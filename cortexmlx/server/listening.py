@@ -57,6 +57,7 @@ class HttpServer:
             timeout_keep_alive=max(1, round(actual_limits.idle_seconds)),
             log_level="error",  # whoever sends nonsense could fill the log with warnings
             access_log=False,
+            use_colors=False,  # nor does stderr take them: it writes control characters out
             server_header=False,
             proxy_headers=False,
             lifespan="off",

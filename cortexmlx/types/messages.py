@@ -121,7 +121,7 @@ def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any
             field=f"content[{index}].text",
         )
     raise InvalidRequest(
-        f"a message's `content` has a part of type {kind!r:.80}, but only text is read: images, audio and files are "
-        "not, by models with such parts either. Leave it out.",
+        f"a message's `content` has a part of type {kind!r:.80}, but only text is read: images need a model that sees "
+        "them, sound and files are never read. Leave it out.",
         field=f"content[{index}]",
     )

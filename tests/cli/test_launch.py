@@ -165,7 +165,7 @@ def test_a_model_that_will_not_do_is_told() -> None:
     good = AgentServer("", "", "m", 65_536)
     assert not any(list(setup_remarks(agent, good)) for agent in Agent)
     [words] = setup_remarks(Agent.codex, AgentServer("", "", "m", 65_536, calls_tools=False))
-    assert "m calls no tools" in words
+    assert "m calls no tools, and codex sends some with each question, so it gets errors" in words
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
     assert "needs a context of about 49,152 tokens, and m has 32,768" in words
 
@@ -195,6 +195,10 @@ def test_a_server_that_runs_is_used_and_printed(
             lines = capsys.readouterr().out.splitlines()
             assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
             assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
+            monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
+            assert launch.find_server(None) is None and launch.find_server(None, f"{server.url}/v1/") == found
+            assert launch.find_server(None, server.url.removeprefix("http://")) == found
+            assert run(["launch", "claude", "--print", "--url", server.url]) == 0
         finally:
             server.stop()
             thread.join(PATIENCE)

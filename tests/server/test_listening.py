@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -47,6 +48,17 @@ def test_the_address_is_one_that_can_be_asked(engine: Engine, host: str, shown: 
         thread.join(PATIENCE)
     with pytest.raises(httpx.ConnectError), httpx.Client(base_url=listening.url, trust_env=False) as http:
         http.get("/health")
+
+
+def test_a_line_of_uvicorn_has_no_colours(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our stderr would write their control characters out."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with open_listener("127.0.0.1", 0) as listener:
+        HttpServer(app(engine), listener)
+    [shown] = logging.getLogger("uvicorn").handlers
+    assert shown.format(
+        logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": "x"})
+    ).split() == ["ERROR:", "x"]
 
 
 BODIES: dict[str, Any] = {

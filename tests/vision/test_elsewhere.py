@@ -19,6 +19,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.vision import elsewhere
 from cortexmlx.vision.elsewhere import ImagesElsewhere
 from support.models.sighted import picture, write_sighted
+from support.models.tiny import write_tiny
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
@@ -219,7 +220,9 @@ def test_files_of_a_folder_and_no_others(tmp_path: Path) -> None:
     refuses(source, "http://a.example/b", "not listed")
 
 
-def test_images_that_lines_name_are_read_in_the_folder_that_is_stated(tmp_path: Path) -> None:
+def test_images_that_lines_name_are_read_in_the_folder_that_is_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("PIL")
     picture(24, 32).save(tmp_path / "a.png")
     model, source = write_sighted(tmp_path / "model"), tmp_path / "in.jsonl"
@@ -235,3 +238,6 @@ def test_images_that_lines_name_are_read_in_the_folder_that_is_stated(tmp_path: 
     first, second = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert first["usage"]["prompt_tokens"] > 10 and "there is no file '../a.png'" in str(second["error"])
     assert run(["batch", str(model), str(source), "--images-from", str(tmp_path / "none")]) == 2
+    blind = write_tiny(tmp_path / "blind")
+    assert run(["batch", str(blind), str(source), "--images-from", root]) == 1
+    assert "(--images-from, --fetch-images), but" in capsys.readouterr().err, "instead of answers without the images"

@@ -36,7 +36,7 @@ def test_a_run_does_not_go_on_with_other_adapters_under_the_same_names(
     source.write_text(line % 1 + line % 2)
     write_adapter(folder, model, scale=60.0)
     assert run([*command, "--resume"]) == 1
-    assert "out.jsonl was written with another adapter_weights" in capsys.readouterr().err and len(records(out)) == 1
+    assert "written with other settings (adapter_weights)" in capsys.readouterr().err and len(records(out)) == 1
     write_adapter(folder, model, scale=20.0)
     assert run([*command, "--resume"]) == 0 and len(records(out)) == 2
 
@@ -76,7 +76,7 @@ def test_each_line_may_name_an_adapter(tmp_path: Path, capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert "requests name 'ft:gpt:x'" in err
     assert run(["batch", str(model), str(source), "-o", str(out), *given[:2], *OPTIONS, "--resume"]) == 1
-    assert "written with another adapters" in capsys.readouterr().err
+    assert "written with other settings (adapters)" in capsys.readouterr().err
 
 
 def test_requests_for_embeddings_are_answered_among_others(tmp_path: Path) -> None:

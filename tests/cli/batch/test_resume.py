@@ -227,7 +227,7 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--max-tokens", "3", "--seed", "1"], "max_tokens and seed"),
+        (["--max-tokens", "3", "--seed", "1"], "max_tokens, seed"),
         (["--system", "Be brief."], "system"),
         (["--raw"], "raw"),
         (["--adapter", "tuned"], "adapter"),
@@ -243,7 +243,7 @@ def test_another_kind_of_run_is_refused_with_what_differs(
     before = files[1].read_bytes()
     capsys.readouterr()
     assert batch(files, "--resume", *options) == 1
-    said = f"error: out.jsonl was written with another {what}: use the same, or --force to begin again\n"
+    said = f"error: out.jsonl was written with other settings ({what}): use the same, or --force to begin again\n"
     assert capsys.readouterr().err.endswith(said)
     assert files[1].read_bytes() == before and len(fakes.opened) == 1, "before anything is loaded"
 
@@ -254,7 +254,7 @@ def test_other_weights_under_the_same_name_are_another_model(
     batch(files)
     fakes.info = replace(fakes.info, identity="other")
     assert batch(files, "--resume", "--retry-errors") == 1
-    assert "out.jsonl was written with another weights" in capsys.readouterr().err
+    assert "out.jsonl was written with other settings (weights)" in capsys.readouterr().err
 
 
 def test_an_output_of_unknown_origin_is_refused(
@@ -303,7 +303,7 @@ def test_a_setting_that_an_older_version_did_not_know_had_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     if name == "min_p":
         assert batch(files, "--resume", "--min-p", "0.1") == 1
-        assert "was written with another min_p" in capsys.readouterr().err
+        assert "was written with other settings (min_p)" in capsys.readouterr().err
 
 
 def test_an_option_that_an_older_version_did_not_know_was_not_given(
@@ -328,10 +328,10 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before["params"].update(not_yet_invented=2.0))
     assert batch(files, "--resume") == 1
-    assert "was written with another not_yet_invented" in capsys.readouterr().err
+    assert "was written with other settings (not_yet_invented)" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before.update(draft_model="small"))
     assert batch(files, "--resume") == 1
-    assert "was written with another draft_model and not_yet_invented" in capsys.readouterr().err
+    assert "was written with other settings (draft_model, not_yet_invented)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -337,11 +337,12 @@ class ChatModel:
         return self.taken if self.taken is not None else next(iter(self.questions[::-1]), None)
 
     def _ask(self, text: str, *, again: bool, files: bool = True) -> None:
+        waiting = self.waiting if files else []
         if "!fail" in text:
+            self.taken = self.taken if again or waiting else text
             return
         if again:
             self.questions.pop()
-        waiting = self.waiting if files else []
         self.questions.append(prepend_files(waiting, text) if waiting else text)
         self.waiting = [] if files else self.waiting
         self.taken = None
@@ -387,12 +388,13 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         )
         choice = chance.choice("012")
         several = line.startswith("/n ")
-        asked = several and "!fail" not in line and (line != "/n 2" or model.last is not None)
-        lines = [line, choice] if asked else [line]
+        text = line.removeprefix("/n 2").strip()
+        answered = several and "!fail" not in (text or model.last or "!fail")
+        lines = [line, choice] if answered else [line]
         ChatLoop(session, Script(lines), screen, InterruptHandler(), pretty=False).run("")
-        if asked:
-            model.several(line.removeprefix("/n 2").strip(), choice)
-        elif not several:
+        if several:
+            model.several(text, choice if answered else "1")
+        else:
             model.do(line)
         said = [str(m["content"]) for m in session.conversation.messages if m["role"] == "user"]
         assert said == model.questions, (number, line)
