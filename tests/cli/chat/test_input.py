@@ -91,7 +91,6 @@ def test_a_long_paste_waits_as_one_and_is_not_shown(keyboard: Keyboard) -> None:
 
 
 def test_enter_while_the_model_loads_sends_the_line(keyboard: Keyboard) -> None:
-    """The terminal still collects lines, and makes a line break of it."""
     master, keys, ahead = keyboard
     os.write(master, b"hi\rso")
     select.select([keys.fileno()], [], [])
