@@ -107,12 +107,20 @@ class Typeahead:
         self._saved_modes = termios.tcgetattr(self._terminal)
 
     def disable_echo(self) -> None:
-        """Turn the terminal's echo off, except in a prompt."""
+        """Turn the terminal's echo off, except in a prompt. Lines that were typed before wait for the next prompt."""
+        from prompt_toolkit.input.typeahead import store_typeahead
+        from prompt_toolkit.key_binding.key_processor import KeyPress
+        from prompt_toolkit.keys import Keys
+
         quiet = termios.tcgetattr(self._terminal)
         quiet[0] &= ~termios.ICRNL  # Enter stays Enter, as in a prompt
         quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
         quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, quiet)
+        if select.select([self._terminal], [], [], 0)[0]:  # the terminal made a line break of each Enter
+            enter = KeyPress(Keys.ControlM, "\r")
+            pressed = [enter if each.key == Keys.ControlJ else each for each in self._keys.read_keys()]
+            store_typeahead(self._keys, pressed)
 
     def restore_echo(self) -> None:
         """Restore the terminal as it was before."""

@@ -279,7 +279,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     """Open the listening socket before the model loads. Raises CortexError if that fails or a package is missing."""
     required_packages = ("starlette", "uvicorn", "prometheus_client")
     if missing_packages := [name for name in required_packages if importlib.util.find_spec(name) is None]:
-        raise CortexError(f"{' and '.join(missing_packages)} not installed: pip install -e '.[server]'")
+        raise CortexError(f"the server needs {', '.join(missing_packages)}: `pip install -e '.[server]'` in the clone")
     from cortexmlx.server.listening import open_listener
 
     return open_listener(host, port)

@@ -206,9 +206,9 @@ def _import_pillow() -> Any:
         import PIL
         import PIL.Image
     except ModuleNotFoundError:
-        raise CortexError("images need Pillow, which is not installed: pip install -e '.[vision]'") from None
+        raise CortexError("images need Pillow: `pip install -e '.[vision]'` in the clone") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
-        raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install -e '.[vision]'")
+        raise CortexError(f"images need Pillow 13, not {PIL.__version__}: `pip install -e '.[vision]'` in the clone")
     _silence_libtiff(Path(PIL.__file__).parent)
     return PIL.Image
 

@@ -23,6 +23,7 @@ COMMAND_SYNONYMS = {
     "/retry": "/regen",
     "/list": "/chats",
     "/ls": "/chats",
+    "/resume": "/chats",
     "/history": "/show messages",
     "/read": "/file PATH",
     "/models": "/model",

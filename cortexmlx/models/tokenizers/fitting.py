@@ -51,7 +51,7 @@ class ConversationFitter:
         try:
             return render(messages)
         except Exception:  # a template is other people's code
-            repaired_messages = _repair_minimally(messages, lambda said: _can_render(render, said))
+            repaired_messages = _repair_minimally(messages, render)
             if repaired_messages is None:
                 raise
         return render(repaired_messages)
@@ -90,24 +90,21 @@ class ConversationFitter:
         return count
 
 
-def _can_render(render: RenderMessages, messages: TemplateMessages) -> bool:
-    """Return whether the messages can be rendered without an error."""
-    try:
-        render(messages)
-    except Exception:
-        return False
-    return True
-
-
-def _repair_minimally(
-    messages: TemplateMessages, accepts: Callable[[TemplateMessages], bool]
-) -> TemplateMessages | None:
+def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> TemplateMessages | None:
     """Return messages that the template accepts, with as few repairs, and as late in the conversation, as possible;
     None if no repair helps.
 
     The template has accepted earlier turns, and what it wrote of them is in the prefix cache. So the longest beginning
     that it accepts stays as it is.
     """
+
+    def accepts(said: TemplateMessages) -> bool:
+        try:
+            render(said)
+        except Exception:
+            return False
+        return True
+
     turns = [0, *(index for index, each in enumerate(messages) if index and each["role"] == "assistant")]
     last = bisect(turns, False, lo=1, key=lambda turn: not accepts(messages[:turn])) - 1
     for start in dict.fromkeys((turns[last], 0)):
@@ -377,9 +374,7 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move the text of an answer with calls into its thoughts: gpt-oss's template writes only one, and Gemma 4's writes
-    the text after the results, where it ends the turn.
-    """
+    """Move texts beside calls into the thoughts: gpt-oss's template writes one of both, and Gemma 4's ends the turn."""
 
     def moved(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and (text := _message_text(each))):
@@ -391,17 +386,15 @@ def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
 
 def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
     """Make the results of calls messages of the user, for templates that know no results."""
-
-    def written(each: TemplateMessage) -> TemplateMessage:
-        return _user_message(wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
-
-    return _unless_same([written(each) for each in messages], messages)
+    new_messages = [
+        _user_message(wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
+        for each in messages
+    ]
+    return _unless_same(new_messages, messages)
 
 
 def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
-    """Write calls into the texts of their answers as LFM2 does, whose template leaves them out, as do those of models
-    that make none.
-    """
+    """Write calls into the texts of their answers, as LFM2's does, whose template leaves them out."""
 
     def written(each: TemplateMessage) -> TemplateMessage:
         if not (calls := _tool_calls(each)):

@@ -79,14 +79,13 @@ class Argument:
         return "string" in self.types and not self.listed_values
 
     def to_json(self, text: str, literal: str | None) -> str:
-        """Convert a value that was written without quotes to JSON. `literal` is the value as JSON, or None if it is no
-        literal. It is a string, unless the schema allows no such string. What does not fit the schema becomes a string:
-        a note will say that it does not fit.
+        """Convert a value that was written without quotes to JSON. It is a string, unless the schema allows no such
+        string and it is a `literal` of JSON. A note will say if that string does not fit the schema.
         """
         if literal is None or self.is_free_text or text in self.listed_strings:
             return to_json_text(text)
-        is_value = "string" not in self.types or literal in set(self.listed_values) - self.listed_strings
-        return literal if is_value else to_json_text(text)
+        is_listed = literal in self.listed_values and literal not in self.listed_strings
+        return literal if is_listed or "string" not in self.types else to_json_text(text)
 
     def literal_to_json(self, raw_text: str, literal: str | None) -> str:
         """Convert a literal to JSON, of a format that quotes strings. `literal` is the value as JSON, or None if it is

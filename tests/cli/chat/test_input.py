@@ -90,6 +90,17 @@ def test_a_long_paste_waits_as_one_and_is_not_shown(keyboard: Keyboard) -> None:
     assert not select.select([master], [], [], 0.0)[0], "no echo"
 
 
+def test_enter_while_the_model_loads_sends_the_line(keyboard: Keyboard) -> None:
+    master, keys, ahead = keyboard
+    os.write(master, b"hi\rso")
+    select.select([keys.fileno()], [], [])
+    ahead.disable_echo()
+    with ahead.collect_keys():
+        while select.select([keys.fileno()], [], [], 0.05)[0]:
+            pass
+    assert [each.key for each in get_typeahead(keys)] == ["h", "i", Keys.ControlM, "s", "o"]
+
+
 def test_a_key_that_does_something_at_once_does_it_and_only_by_itself(keyboard: Keyboard) -> None:
     master, keys, ahead = keyboard
     done: list[str] = []

@@ -231,8 +231,7 @@ def test_calls_and_results_are_texts_where_a_template_knows_none() -> None:
     calls = "so\n<|tool_call_start|>[weather(city='Oslo'), weather(city='Oslo')]<|tool_call_end|>"
     text = fitted(loop_templates.LFM2, *said)
     assert f"{calls}<|im_end|>" in text and text.count("<|tool_response_start|>") == 2
-    text = fitted(loop_templates.GEMMA2, *said)
-    assert f"{calls}<end_of_turn>" in text
+    assert f"{calls}<end_of_turn>" in (text := fitted(loop_templates.GEMMA2, *said))
     assert "<tool_response>\ncold\n</tool_response>\n\n<tool_response>\nwet\n</tool_response><end_of_turn>" in text
     toolless = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }} {% endfor %}"
     assert "cold" in fitted(toolless, *said)
