@@ -123,7 +123,7 @@ class EngineCore:
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
                     self._prepare_planning()
-                    if self.speculation is not None:
+                    if self.speculation is not None and self.speculation.is_on:
                         self.speculation.draft()
                     plan = self._plan()
                     to_choose = self._dispatch(plan)
@@ -386,8 +386,9 @@ class EngineCore:
                 verified_drafts = self.requests.commit(plan, result)
             if verified_drafts:
                 self.measurements.count_drafts(verified_drafts)
-            if self.speculation is not None:
-                self.speculation.learn(plan, self._measure_step(result.seconds), verified_drafts)
+            seconds = self._measure_step(result.seconds)
+            if self.speculation is not None and self.speculation.is_on:
+                self.speculation.learn(plan, seconds, verified_drafts)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.apply_cancellations(plan)
 

@@ -104,6 +104,10 @@ class ForcedDrafter:
     def __init__(self) -> None:
         self._forced_token_sources: dict[JobId, Callable[[], Sequence[int]]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any job has a grammar."""
+        return bool(self._forced_token_sources)
+
     def add_job(self, job: JobId, get_forced_tokens: Callable[[], Sequence[int]]) -> None:
         """Draft a job's tokens until it ends. `get_forced_tokens()` returns those its grammar forces next, if any."""
         self._forced_token_sources[job] = get_forced_tokens

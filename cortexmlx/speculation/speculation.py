@@ -87,6 +87,7 @@ class Speculation:
         """Who drafts the tokens that grammars force, if anyone."""
         self._scheduler = scheduler
         self._drafters = drafters
+        self._guesses_freely = any(drafter is not self.forced_drafter for drafter in self._all_drafters)
         self._slow_drafters = slow_drafters
         self._head_drafter = next((drafter for drafter in slow_drafters if isinstance(drafter, HeadDrafter)), None)
         self._retry_waits = dict.fromkeys([drafter.name for drafter in slow_drafters], (0, SHORTEST_WAIT))
@@ -96,6 +97,11 @@ class Speculation:
         self._drafted_jobs: dict[JobId, tuple[Job, Drafter]] = {}
 
     # -- before a step ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any token may be drafted: if only grammars force tokens, not without a grammar."""
+        return self._guesses_freely or bool(self._drafted_jobs) or bool(self.forced_drafter)
 
     def draft(self) -> None:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
