@@ -33,9 +33,9 @@ def split_specials(text: str, specials: Specials) -> list[str | int]:
     return [specials.get(part, part) for part in parts if part]
 
 
-def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str = "") -> list[str]:
+def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str = "", begin: str = "") -> list[str]:
     """Return the rules for free text that ends with the tag `close`. The first rule is called `name`. The text does
-    not begin with `not_first`, not even after blanks.
+    not begin with `not_first`, not even after blanks. Before it stands `begin`, which an empty text may leave out.
     """
     first, *other_parts = split_specials(close, specials)
     terminal = f"{name.upper()}_TEXT"
@@ -48,7 +48,8 @@ def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str =
     begins = exclude_beginning(not_first)
     rest = tag_rule(close[len(first) :], specials) if other_parts else ""
     lazy = f"{name}_text[lazy]: {terminal}"
-    return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{ANY}{escape_regex(first)}/{begins}"]
+    text = f"({escape_regex(begin)}{ANY})?" if begin else ANY
+    return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{text}{escape_regex(first)}/{begins}"]
 
 
 def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:

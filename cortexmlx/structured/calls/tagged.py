@@ -51,7 +51,7 @@ class Tags:
     """See `CallFormat`."""
     lines: bool = False
     """Whether each tag has a line of its own, so that the line breaks around a value are no part of it. Otherwise they
-    are. Models write line breaks between the other tags or not.
+    are. Models write line breaks between the other tags or not. An empty value has one line break or two.
     """
     cdata: bool = False
     """Whether a value may stand in a CDATA section."""
@@ -161,7 +161,8 @@ class Tagged(SeparateArguments):
         parts += [*([line] if tags.head else []), tag(tags.head + tool.name + tags.name_end), line]
         for index, (key, argument) in enumerate(Arguments(tool).items()):
             head = [tag(tags.key + key + tags.key_end)]
-            head += [line] if tags.lines else [line, tag(tags.value)] if tags.value else []
+            if tags.value or (tags.lines and not argument.is_free_text):
+                head += [line, tag(tags.value)] if tags.value else [line]
             end = "" if argument.is_free_text else tag(tags.value_end)
             part = f"{' '.join(head)} @tool_{number}_{index} {end} {line}"
             parts.append(part if key in required else f"({part})?")
@@ -193,7 +194,7 @@ class Tagged(SeparateArguments):
         """Return the rules of a text that ends with the closing tag of a value."""
         end = self.tags.value_end
         if not self.tags.cdata:
-            return lark.text_up_to_rules("start", end, specials)
+            return lark.text_up_to_rules("start", end, specials, begin="\n" if self.tags.lines else "")
         plain_rules = lark.text_up_to_rules("plain", end, specials, not_first=CDATA)
         return [
             f"start: {lark.quote(CDATA)} data | plain",
@@ -254,9 +255,12 @@ class Tagged(SeparateArguments):
 
     def _read_value(self, reader: AnswerReader, argument: Argument) -> Reading[None]:
         """Read a value up to its closing tag, and add it to the call's arguments as JSON."""
-        tags = self.tags
+        tags, value_end = self.tags, self.tags.value_end
         if tags.lines and (yield from reader.peek_char()) == "\n":
             yield from reader.skip_text("\n")
+            tight = value_end.lstrip("\n")
+            if (yield from reader.peek_one_of(f"{tight}\n{tags.key}", f"{tight}\n{tags.end}")):
+                value_end = tight
         pieces: list[str] = []
         tell = pieces.append
         if argument.is_free_text:
@@ -271,6 +275,6 @@ class Tagged(SeparateArguments):
                 yield from reader.read_value_up_to(CDATA_END, tell)
             yield from reader.skip_text(tags.value_end)
         else:
-            yield from reader.read_value_up_to(tags.value_end, tell)
+            yield from reader.read_value_up_to(value_end, tell)
         text = "".join(pieces)
         reader.add_arguments('"' if argument.is_free_text else argument.to_json(text, value_to_json(text)))

@@ -71,8 +71,8 @@ def cases(written: Written) -> list[Case]:
     whole = [case for case in (*GOOD, *several) if not (case.text and isinstance(written.format, Llama))]
     if not isinstance(written.format, Tagged) or written.format.tags is MINICPM:
         return whole[:25] + whole[26:]  # of a list in CDATA MiniCPM's grammar knows nothing
-    # A raw text ends with its closing tag, so it cannot hold one.
-    return [case for case in whole if written.format.tags.value_end not in str(case)]
+    # A raw text ends with its closing tag, so it cannot hold one, nor begin with one that has a line of its own.
+    return [case for case in whole if written.format.tags.value_end.strip() not in str(case)]
 
 
 @each_format

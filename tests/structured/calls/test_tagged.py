@@ -63,6 +63,16 @@ def test_a_value_has_the_type_of_its_schema(schema: dict[str, Any], value: str, 
     assert type(values["a"]) is type(read)
 
 
+def test_an_empty_text_that_is_written_tightly_takes_no_other_argument() -> None:
+    tool = Tool.of(mapping("f", {"a": {"type": "string"}, "b": {"type": "string"}}, ["a", "b"]))
+    answer = "<tool_call>\n<function=f>\n<parameter=a>\n</parameter>\n<parameter=b>\nx\n</parameter>\n</function>\n"
+    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streaming=True)
+    assert parser is not None
+    for char in answer + "</tool_call>":
+        parser.feed(char)
+    assert [call.values for call in parser.calls] == [{"a": "", "b": "x"}]
+
+
 def test_references_in_a_circle_end() -> None:
     circle = {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}
     assert called({"$ref": "#/$defs/A"}, "x", **circle) == (("f", {"a": "x"}),)
