@@ -53,7 +53,7 @@ def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep
 
 def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     """Return the memory of a model's vision tower, with the largest images that the processor in `folder` makes. The
-    tower's first and last block are traced: nothing is computed. Raises what `ImageProcessor` raises.
+    tower's last block is traced: nothing is computed. Raises what `ImageProcessor` raises.
     """
     processor = ImageProcessor(folder, MAX_TOKENS)
     grid = processor.largest_grid
@@ -66,7 +66,7 @@ def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     def see(patches: mx.array, *arrays: mx.array) -> list[mx.array]:
         nonlocal untraced, kept
         tower.update(tree_unflatten(list(zip(names, arrays, strict=True))))
-        pieces = tower.see(patches, grid, [0, tower.depth - 1][: tower.depth])
+        pieces = tower.see(patches, grid, [tower.depth - 1][: tower.depth])
         try:
             while True:
                 computed_first.append(tuple(next(pieces)))

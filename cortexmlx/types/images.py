@@ -155,10 +155,14 @@ class ImageLayout:
         return count
 
     def seen_tokens(self, first: int, count: int, is_seen: Callable[[PreparedImage], bool]) -> int:
-        """Return how many of `count` tokens from `first` on come before an image whose features are not there."""
+        """Return how many of `count` tokens from `first` on come before an image whose features are not there.
+        `is_seen` is asked about the images among these tokens, and the next one.
+        """
         for span in self.spans:
-            if span.start < first + count and first < span.end and not is_seen(span.image):
-                return max(span.start - first, 0)
+            if first < span.end and not is_seen(span.image):
+                return min(max(span.start - first, 0), count)
+            if first + count <= span.start:
+                break
         return count
 
     def attention_pieces(self, first: int, count: int, has_window: bool) -> Iterator[tuple[int, int, bool]]:

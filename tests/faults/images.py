@@ -80,7 +80,7 @@ FAULTS = (
         "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
         "image = 0",
     ),
-    Fault("a tower takes all the time it needs", TOWERS, "time.perf_counter() >= until:", "False:"),
+    Fault("a tower takes all the time it needs", TOWERS, "time.perf_counter() - begin >= until:", "0 > until:"),
     Fault("frames see the first one only", TOWERS, "each[first : first + frame] for", "each[:frame] for"),
     Fault("a piece is all rows", TOWERS, "made = make(*(array[at : at + count] for", "made = make(*(array[at:] for"),
     Fault("packed weights count for less", TOWERS, '* 32 // getattr(each, "bits", 32)', ""),

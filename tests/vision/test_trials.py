@@ -35,7 +35,6 @@ TRIALS = (
 def test_answers_are_those_of_a_request_alone(trial: type[SightedMixedTrial], name: str, tmp_path: Path) -> None:
     kind, counts = sighted_kind(tmp_path, name), Counts()
     trial(7, kind, 12, tmp_path / "store").run(counts)
-    print(counts)
     assert counts.asked["images"] > 4 and counts.accepted > 10
 
 
@@ -44,7 +43,6 @@ def test_answers_with_adapters_are_those_of_a_request_alone(name: str, tmp_path:
     kind, counts = sighted_kind(tmp_path, name), Counts()
     adapters = adapters_of(tmp_path / "adapters", kind.folder)
     SightedAdaptedTrial(7, Adapted(kind, adapters), 12, tmp_path / "store").run(counts)
-    print(counts)
     assert counts.asked["images"] > 4
 
 
