@@ -99,8 +99,8 @@ class Sight:
             kept = sum(each.nbytes for key, each in self._features.items() if key in needed)
             if kept and size + kept > FEATURE_BYTES:
                 return
-            self._pieces = self.tower.see(mx.array(image.patches), image.grid)
         try:
+            self._pieces = self._pieces or self.tower.see(mx.array(image.patches), image.grid)
             features = run(self._pieces, until)
             if features is None:
                 return
