@@ -53,7 +53,7 @@ def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep
 
 def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     """Return the memory of a model's vision tower, with the largest images that the processor in `folder` makes. The
-    tower's first and last block are traced: nothing is computed. Raises what `ImageProcessor` raises.
+    tower's last block is traced: nothing is computed. Raises what `ImageProcessor` raises.
     """
     processor = ImageProcessor(folder, MAX_TOKENS)
     grid = processor.largest_grid
@@ -66,19 +66,18 @@ def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     def see(patches: mx.array, *arrays: mx.array) -> list[mx.array]:
         nonlocal untraced, kept
         tower.update(tree_unflatten(list(zip(names, arrays, strict=True))))
-        state = tower.begin(patches, grid)
-        for state.next_block in sorted({0, tower.depth - 1}):
-            tower.step(state)
-            computed_first.append(tuple(state.arrays))
-        tokens, deep = tower.finish(state)
+        pieces = tower.see(patches, grid, [tower.depth - 1][: tower.depth])
+        try:
+            while True:
+                computed_first.append(tuple(next(pieces)))
+        except StopIteration as end:
+            tokens, deep = end.value
         untraced, kept = (tower.deep_layers - len(deep)) * tokens.nbytes, (1 + tower.deep_layers) * tokens.nbytes
         return [tokens, *deep]
 
-    evaluating = towers.EVALUATE.set(lambda arrays: computed_first.append(tuple(arrays)))
     try:
         graph = trace_graph(see, patches, *weights, computed_first=computed_first)
     finally:
-        towers.EVALUATE.reset(evaluating)
         tower.update(tree_unflatten(list(zip(names, weights, strict=True))))
     image = peak_bytes(graph, waits=True) + untraced + patches.nbytes
     return SightBytes(tower.nbytes, max(sight.FEATURE_BYTES, kept), image)

@@ -23,7 +23,7 @@ ReadElsewhere = Callable[[str], bytes]
 """Returns the file that a URL or a path names. Raises InvalidRequest."""
 
 MAX_IMAGES = 100
-"""Images of a conversation: the engine takes no more."""
+"""Images of a conversation: as many as Anthropic's API takes. The engine takes no more."""
 
 ELSEWHERE_SECONDS = 30.0
 """Seconds that the images of a conversation may take that are not in the body. The last one may take longer."""
@@ -63,7 +63,7 @@ class ImageParts:
         if isinstance(part.get("image"), bytes):  # this class has read it before
             return ImageBytes(part["image"])
         try:
-            data = _decode(part, self._read_elsewhere and self._read_in_time)
+            data = decode_image(part, self._read_elsewhere and self._read_in_time)
             self._count += 1
             if self._count > MAX_IMAGES:
                 strict = True
@@ -88,7 +88,7 @@ class ImageParts:
             self._seconds += time.monotonic() - begin
 
 
-def _decode(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> bytes:
+def decode_image(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None = None) -> bytes:
     """Return the bytes of an image part. Raises InvalidRequest for bad base64, which is not repeated."""
     text = _base64_text(part, read_elsewhere)
     if isinstance(text, bytes):

@@ -318,7 +318,7 @@ class Admission:
 
     def _image_to_await(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None) -> PreparedImage | None:
         """Return the image that a job should wait for; None if it should not wait. What is cached of an image needs no
-        features. A job waits once: features may be dropped again, and a step that lacks them computes them.
+        features. A job waits once: if features are dropped again, it halts where it needs them.
         """
         images = job.request.images
         if images is None or job.has_awaited_images or self._running_set.parent_to_fork(job) is not None:

@@ -126,6 +126,7 @@ class Scheduler:
         self.pipeline_gate = PipelineGate(self._running_set, self._window, self._admission, config.pipeline)
         self._shrink_requested = False
         self._large_pieces = RefusalRetry()
+        self._halted_jobs: list[Job] = []
         self.has_large_piece = False
         """Whether the newest step has more prompt tokens than steps have beside decoding rows."""
 
@@ -273,16 +274,19 @@ class Scheduler:
     @property
     def jobs_awaiting_images(self) -> list[Job]:
         """The jobs that wait until the model has looked at their images."""
-        return self._admission.jobs_awaiting_images
+        return [*self._admission.jobs_awaiting_images, *self._halted_jobs]
 
     def note_seen(self, image: PreparedImage) -> None:
         """Wake the jobs that wait for an image."""
         self._admission.note_seen(image)
+        self._halted_jobs = []
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to plan: no job waits, runs or awaits a flush, or all jobs wait for the disk."""
-        nothing = not self._jobs or (self._admission.is_stalled and not self._running_set.jobs)
+        """Whether there is nothing to plan: no job waits, runs or awaits a flush, or all wait for disk or images."""
+        running = self._running_set.jobs
+        waits = all(job in self._halted_jobs for job in running) if running else self._admission.is_stalled
+        nothing = not self._jobs or waits
         return nothing and not self._window.jobs_awaiting_flush
 
     @property
@@ -399,6 +403,8 @@ class Scheduler:
             drafts.fit_drafts(job, self.cache)
         decoding = [j for j in self._running_set.jobs if j.can_decode]
         prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
+        self._halted_jobs = [j for j in prefilling if not self._count_seen(j, 1)]
+        prefilling = [j for j in prefilling if j not in self._halted_jobs]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
         self.has_large_piece = False
         if decoding or self.backoff.holds_back:
@@ -415,6 +421,7 @@ class Scheduler:
                 count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
                 if job.request.images is not None:
                     count = job.request.images.whole_images(job.num_computed_tokens, count)
+                    count = self._count_seen(job, count)
                 if count > budget and prefill_counts:
                     continue  # the next step has room for the image, or begins with it
                 self._reserve(job, job.num_computed_tokens + count)
@@ -430,6 +437,15 @@ class Scheduler:
         self._advance_jobs(plan, scheduled_tokens)
         self.has_large_piece = sum(count for _, count in prefill_counts) > self.backoff.tokens
         return plan
+
+    def _count_seen(self, job: Job, count: int) -> int:
+        """Return how many of a job's next `count` tokens come before an image that is not looked at, because a prompt
+        has more of them than are kept, or because its features were dropped. It is looked at now.
+        """
+        images, want = job.request.images, self._admission.want_images
+        if images is None:
+            return count
+        return images.seen_tokens(job.num_computed_tokens, count, lambda image: want([image]) is None)
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """Plan a DECODE step: one token for every lane of the window. Open a window if none is open."""

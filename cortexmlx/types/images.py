@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -152,6 +152,17 @@ class ImageLayout:
         for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
             if span.start < first + count < span.end:
                 return (span.start if first < span.start else span.end) - first
+        return count
+
+    def seen_tokens(self, first: int, count: int, is_seen: Callable[[PreparedImage], bool]) -> int:
+        """Return how many of `count` tokens from `first` on come before an image whose features are not there.
+        `is_seen` is asked about the images among these tokens, and the next one.
+        """
+        for span in self.spans:
+            if first < span.end and not is_seen(span.image):
+                return min(max(span.start - first, 0), count)
+            if first + count <= span.start:
+                break
         return count
 
     def attention_pieces(self, first: int, count: int, has_window: bool) -> Iterator[tuple[int, int, bool]]:

@@ -15,7 +15,9 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from cortexmlx.errors import InvalidRequest
@@ -23,7 +25,7 @@ from cortexmlx.models.messages import one_line
 from cortexmlx.vision.images import MAX_FILE_BYTES, read_file
 
 FETCH_SECONDS = 10.0
-"""Seconds that an image may take, but for the look-up of its host's name, which has limits of its own."""
+"""Seconds that an image may take, with the look-up of its host's name."""
 
 MAX_FETCHES = 8
 """Images that are fetched at a time: each holds a thread."""
@@ -107,9 +109,9 @@ def _text_of(scheme: str, host: str, port: int) -> str:
 def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
     """Return the body of a URL. Raises OSError, HTTPException and InvalidRequest."""
     end = time.monotonic() + FETCH_SECONDS
-    address = _address_of(host, port)  # what is checked is what is asked, whatever the name stands for a moment later
+    address = _address_of(host, port, end)  # what is checked is what is asked, whatever the name stands for later
     connection = http.client.HTTPConnection(host, port)
-    connection.sock = sock = socket.create_connection((address, port), timeout=FETCH_SECONDS)
+    connection.sock = sock = socket.create_connection((address, port), timeout=max(end - time.monotonic(), 0.01))
     sock.settimeout(max(end - time.monotonic(), 0.01))
     if scheme == "https":
         connection.sock = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
@@ -139,11 +141,23 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _address_of(host: str, port: int) -> str:
+def _address_of(host: str, port: int, end: float) -> str:
     """Return an address of a host that anybody on the internet could ask, or the host if it is an address itself."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
-    found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    answer = Future[list[Any]]()
+
+    def look_up() -> None:  # a thread of its own, which ends when the system's resolver gives up
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError) as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=look_up, daemon=True).start()
+    try:
+        found = {str(info[4][0]) for info in answer.result(max(end - time.monotonic(), 0))}
+    except TimeoutError:
+        raise TimeoutError(f"its name was not looked up in {FETCH_SECONDS:g} seconds") from None
     for text in sorted(found):
         address = ipaddress.ip_address(text.partition("%")[0])
         address = getattr(address, "ipv4_mapped", None) or address

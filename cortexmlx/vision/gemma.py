@@ -24,7 +24,7 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.images import BothWays
-from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
+from cortexmlx.vision.towers import Block, Pieces, Tower, count_weights, in_pieces, load_tower
 
 _PREFIX = re.compile(
     r"(?:model\.)?(?:vision_embedder\.|vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))"
@@ -106,36 +106,38 @@ class Gemma4Tower(Tower):
         self.embed_vision = nn.Module()
         self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block: see `Tower.begin`. `patches` `[patches, size * size *
-        channels]` are pixels from 0 to 1, row by row.
-        """
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """As `Tower.begin`. `patches` `[patches, size * size * channels]` are pixels from 0 to 1, row by row."""
         table = self.patch_embedder.position_embedding_table
         _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
-        hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
-        hidden = hidden + table[0, mx.array(column)] + table[1, mx.array(row)]
+
+        def place(patches: mx.array, row: mx.array, column: mx.array) -> Any:
+            hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
+            return hidden + table[0, column] + table[1, row]
+
+        weights = count_weights(self.patch_embedder)
+        hidden = yield from in_pieces(place, weights, patches, mx.array(row), mx.array(column))
         quarter = self._dim // 4
         rates = self._theta ** (-np.arange(quarter) / quarter)
         turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
-        return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
+        return hidden, mx.cos(turns), mx.sin(turns)
 
     def block(self, number: int) -> Block:
         block: Block = self.encoder.layers[number]
         return block
 
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        self.check_finished(state)
-        pooled = _pool(state.hidden, state.grid[2], self._pool).astype(mx.float32) * state.hidden.shape[1] ** 0.5
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
+        pooled = _pool(hidden, grid[2], self._pool).astype(mx.float32) * hidden.shape[1] ** 0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
-        return _embed(self.embed_vision, pooled.astype(state.hidden.dtype), self._eps, self._scale), []
+        return (yield from _embed(self.embed_vision, pooled.astype(hidden.dtype), self._eps, self._scale))
 
 
 class UnifiedTower(Tower):
-    """What Gemma 4's 12B has in a tower's place."""
+    """What Gemma 4's 12B has in a tower's place: its patches, one for a token, do not meet."""
 
-    depth = 1
+    depth = 0
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -149,26 +151,23 @@ class UnifiedTower(Tower):
         self.embed_vision = nn.Module()
         self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block: see `Gemma4Tower.begin`."""
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """As `Gemma4Tower.begin`."""
         size, pool = self._patch, self._pool
         _check_patches(patches, grid, pool, 3 * size**2, pool * self.pos_embedding.shape[0])
         rows, columns, nothing = grid[1] // pool, grid[2] // pool, mx.zeros(0)
         cut = patches.reshape(rows, pool, columns, pool, size, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         pixels = cut.reshape(rows * columns, -1).astype(self.pos_embedding.dtype)
-        return TowerState(pixels, nothing, nothing, (1, rows, columns))
+        row, column = (mx.array(each) for each in np.indices((rows, columns), np.int32).reshape(2, -1))
 
-    def advance(self, state: TowerState) -> int:
-        """Take an image through all that there is: its patches do not meet."""
-        row, column = (mx.array(each) for each in np.indices(state.grid[1:], np.int32).reshape(2, -1))
-        hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(state.hidden)))
-        state.hidden = self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
-        state.next_block += 1
-        return state.next_block
+        def place(pixels: mx.array, row: mx.array, column: mx.array) -> Any:
+            hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(pixels)))
+            return self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
 
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        self.check_finished(state)
-        return _embed(self.embed_vision, state.hidden, self._eps, self._scale), []
+        return (yield from in_pieces(place, count_weights(self.patch_dense), pixels, row, column)), nothing, nothing
+
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
+        return (yield from _embed(self.embed_vision, hidden, self._eps, self._scale))
 
 
 class _Block4(Block):
@@ -198,11 +197,11 @@ class _Block4(Block):
         output: mx.array = hidden + self.post_feedforward_layernorm(inside)
         return output
 
-    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
-        hidden = self.input_layernorm(state.hidden)
+    def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        hidden = self.input_layernorm(hidden)
         own, shape = self.self_attn, (len(hidden), self._heads, self._dim)
-        queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), state)
-        keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), state)
+        queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), cosine, sine)
+        keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), cosine, sine)
         values = mx.fast.rms_norm(own.v_proj(hidden).reshape(shape), None, self._eps)
         return queries, keys, values
 
@@ -225,13 +224,13 @@ class _BoundedLinear(nn.Module):  # type: ignore[misc]
         return mx.clip(self.linear(bounded), self.output_min, self.output_max)
 
 
-def _rotate(heads: mx.array, state: TowerState) -> mx.array:
+def _rotate(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
     """Return heads `[patches, heads, dim]` rotated in float32: the first half by column, the second by row. The two
     numbers of a pair are a quarter apart.
     """
     first, second = mx.split(heads.astype(mx.float32).reshape(*heads.shape[:2], 2, 2, -1), 2, axis=3)
     first, second = first[..., 0, :], second[..., 0, :]
-    rotated = [first * state.cosine - second * state.sine, second * state.cosine + first * state.sine]
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
     return mx.stack(rotated, axis=3).reshape(heads.shape).astype(heads.dtype)
 
 
@@ -263,29 +262,35 @@ class Gemma3Tower(Tower):
         self.multi_modal_projector.mm_input_projection_weight = mx.zeros((hidden, width))
         self.multi_modal_projector.mm_soft_emb_norm = nn.RMSNorm(hidden, eps)
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block: see `Tower.begin`. `patches` are the pixels of each
-        token, `[tokens, size * size * channels]`, row by row.
-        """
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """As `Tower.begin`. `patches` are the pixels of each token, `[tokens, size * size * channels]`, row by row."""
         embed, size = self.embeddings.patch_embedding, self._patch
         side = self._side // self._pool
         _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)
         cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
-        hidden = cut.reshape(self._side**2, -1).astype(embed.weight.dtype) @ embed.weight.flatten(1).T + embed.bias
-        positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
-        return TowerState(hidden + positions, nothing, nothing, grid)
+        pixels, nothing = cut.reshape(self._side**2, -1).astype(embed.weight.dtype), mx.zeros(0)
+
+        def place(pixels: mx.array, positions: mx.array) -> Any:
+            projected = pixels @ embed.weight.flatten(1).T + embed.bias
+            return projected + self.embeddings.position_embedding(positions)
+
+        hidden = yield from in_pieces(place, embed.weight.size, pixels, mx.arange(self._side**2))
+        return hidden, nothing, nothing
 
     def block(self, number: int) -> Block:
         block: Block = self.encoder.layers[number]
         return block
 
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        self.check_finished(state)
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
         own = self.multi_modal_projector
         weight = own.mm_input_projection_weight
-        pooled = _pool(self.post_layernorm(state.hidden), self._side, self._pool)
-        seen = mx.fast.rms_norm(pooled, 1 + own.mm_soft_emb_norm.weight, self._eps) @ weight
-        return seen / self._scale.astype(weight.dtype), []
+
+        def project(pooled: mx.array) -> Any:
+            seen = mx.fast.rms_norm(pooled, 1 + own.mm_soft_emb_norm.weight, self._eps) @ weight
+            return seen / self._scale.astype(weight.dtype)
+
+        pooled = _pool(self.post_layernorm(hidden), self._side, self._pool)
+        return (yield from in_pieces(project, weight.size, pooled))
 
 
 class _Block3(Block):
@@ -301,8 +306,8 @@ class _Block3(Block):
             self.self_attn[name] = nn.Linear(size, size)
         self.mlp.fc1, self.mlp.fc2 = nn.Linear(size, inner), nn.Linear(inner, size)
 
-    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
-        own, normed = self.self_attn, self.layer_norm1(state.hidden)
+    def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        own, normed = self.self_attn, self.layer_norm1(hidden)
         parts = own.q_proj, own.k_proj, own.v_proj
         queries, keys, values = (part(normed).reshape(len(normed), self._heads, -1) for part in parts)
         return queries, keys, values
@@ -313,10 +318,10 @@ class _Block3(Block):
         return output
 
 
-def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> mx.array:
+def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> Pieces:
     """Return what the language model, which multiplies it by `scale`, takes for the states of an image's tokens."""
-    features: mx.array = part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale
-    return features
+    make = lambda states: part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale  # noqa: E731
+    return (yield from in_pieces(make, count_weights(part), states))
 
 
 TOWERS: dict[str, Callable[[Mapping[str, Any]], Tower]] = {

@@ -45,9 +45,6 @@ Telephones make photos of 48 to 50 million. Models see 16 million at most.
 MAX_SIDE = 65_535
 """Pixels of a side: no JPEG, GIF or WEBP has more. Some decoders take memory or time for every row."""
 
-MAX_IMAGES = 100
-"""Images of a request, for callers to check: as many as Anthropic's API takes."""
-
 _MAX_SCANS = 30
 """Scans of a JPEG. Progressive files have about 10, and each is a pass over all pixels: 0.2 s at `MAX_PIXELS`, for a
 scan of 100 bytes.
@@ -234,19 +231,19 @@ def read_file(source: ImageSource) -> tuple[str, bytes]:
             )
         name = name if name.isprintable() else repr(name)
         try:
-            status, data = os.stat(source), b""
-            # Nothing else is opened: to open a pipe waits.
-            if stat.S_ISREG(status.st_mode):
-                with open(source, "rb") as file:
-                    data = file.read(MAX_FILE_BYTES + 1)
+            with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                status = os.fstat(file.fileno())
+                is_file = stat.S_ISREG(status.st_mode)
+                data = file.read(MAX_FILE_BYTES + 1) if is_file else b""
             size = max(len(data), status.st_size)
         except FileNotFoundError:
             raise InvalidRequest(f"there is no file {name}") from None
+        except IsADirectoryError:
+            raise InvalidRequest(f"{name} is a folder, not an image.") from None
         except (OSError, ValueError) as error:
             raise InvalidRequest(f"{name} cannot be read: {one_line(error)}") from None
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-            raise InvalidRequest(f"{name} is {kind}, not an image.")
+        if not is_file:
+            raise InvalidRequest(f"{name} is a device or a pipe, not an image.")
     else:
         raise InvalidRequest(f"an image is {type(source).__name__}, but must be bytes, a path or a PIL image")
     if size > MAX_FILE_BYTES:

@@ -17,7 +17,7 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower, rotate_pairs
+from cortexmlx.vision.towers import Block, Pieces, Tower, count_weights, in_pieces, load_tower, rotate_pairs
 
 TOWER_MODELS = ("mistral3", "pixtral", "llava")
 """The `model_type` of models whose checkpoints have this tower; `llava` also has others."""
@@ -99,10 +99,9 @@ class PixtralTower(Tower):
         self.transformer.layers = [_Block(config) for _ in range(self.depth)]
         self.multi_modal_projector = _Projector(config)
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block: see `Tower.begin`.
-
-        `patches` `[patches, channels * size * size]` are cut of the processor's `pixel_values`, row by row.
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """As `Tower.begin`. `patches` `[patches, channels * size * size]` are cut of the processor's `pixel_values`,
+        row by row.
         """
         _, rows, columns = grid
         merge, weight = max(self.config.spatial_merge_size, 1), self.patch_conv.weight.moveaxis(3, 1).flatten(1)
@@ -117,18 +116,22 @@ class PixtralTower(Tower):
         rates = self.config.rope_theta ** (-np.arange(half) / half)
         angles = np.concatenate([row * rates[::2], column * rates[1::2]], axis=1).astype(np.float32)
         turns = mx.array(angles[:, None])
-        hidden = self.ln_pre(patches.astype(weight.dtype) @ weight.T)  # patches do not overlap: a product
-        return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
+        place = lambda patches: self.ln_pre(patches.astype(weight.dtype) @ weight.T)  # noqa: E731
+        hidden = yield from in_pieces(place, weight.size, patches)  # patches do not overlap: a product
+        return hidden, mx.cos(turns), mx.sin(turns)
 
     def block(self, number: int) -> Block:
         block: Block = self.transformer.layers[number]
         return block
 
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
         """As `Tower.finish`. Behind each row of tokens are zeros, where the text has a token that ends the row."""
-        self.check_finished(state)
-        features = self.multi_modal_projector(state.hidden, state.grid)
-        return mx.pad(features, [(0, 0), (0, 1), (0, 0)]).flatten(0, 1), []
+        merge, projector = max(self.config.spatial_merge_size, 1), self.multi_modal_projector
+        rows, columns = grid[1] // merge, grid[2] // merge
+        joined = hidden.reshape(rows, merge, columns, merge, -1).transpose(0, 2, 1, 3, 4)
+        tokens = joined.reshape(rows * columns, merge**2, -1)
+        features = yield from in_pieces(projector, count_weights(projector), tokens)
+        return mx.pad(features.reshape(rows, columns, -1), [(0, 0), (0, 1), (0, 0)]).flatten(0, 1)
 
 
 class _Block(Block):
@@ -147,11 +150,11 @@ class _Block(Block):
         self.feed_forward.up_proj = nn.Linear(size, inner, bias=False)
         self.feed_forward.down_proj = nn.Linear(inner, size, bias=False)
 
-    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
-        normed, layer = self.attention_norm(state.hidden), self.attention
+    def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        normed, layer = self.attention_norm(hidden), self.attention
         projections = layer.q_proj, layer.k_proj, layer.v_proj
         queries, keys, values = (project(normed).reshape(len(normed), self._heads, -1) for project in projections)
-        queries, keys = (rotate_pairs(heads, state.cosine, state.sine) for heads in (queries, keys))
+        queries, keys = (rotate_pairs(heads, cosine, sine) for heads in (queries, keys))
         return queries, keys, values
 
     def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
@@ -175,14 +178,12 @@ class _Projector(nn.Module):  # type: ignore[misc]
         self.linear_1 = nn.Linear(size, out, bias=config.projector_bias)
         self.linear_2 = nn.Linear(out, out, bias=config.projector_bias)
 
-    def __call__(self, states: mx.array, grid: tuple[int, int, int]) -> mx.array:
-        """Return features `[rows, columns, out]` of tokens, from states `[patches, hidden]`."""
-        _, rows, columns = grid
-        if merge := self._merge:
-            rows, columns = rows // merge, columns // merge
-            joined = self.norm(states).reshape(rows, merge, columns, merge, -1).transpose(0, 2, 4, 1, 3)
-            states = self.patch_merger.merging_layer(joined.flatten(2))  # of each channel, all patches of the token
-        output: mx.array = self.linear_2(nn.gelu(self.linear_1(states))).reshape(rows, columns, -1)
+    def __call__(self, patches: mx.array) -> mx.array:
+        """Return features `[tokens, out]`, from states `[tokens, patches, hidden]`."""
+        states = patches.flatten(1)
+        if self._merge:  # of each channel, all patches of the token
+            states = self.patch_merger.merging_layer(self.norm(patches).swapaxes(1, 2).flatten(1))
+        output: mx.array = self.linear_2(nn.gelu(self.linear_1(states)))
         return output
 
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.arrays import IntArray
-from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower, rotate_pairs
+from cortexmlx.types.images import PlacedImage
+from cortexmlx.vision.towers import Block, Pieces, Tower, count_weights, in_pieces, load_tower, rotate_pairs
 
 TOWER_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """The `model_type` of models whose checkpoints have this tower."""
@@ -100,11 +101,9 @@ class VisionTower(Tower):
         if config.deepstack_visual_indexes:
             self.deepstack_merger_list = [_Merger(config, is_norm_after=True) for _ in config.deepstack_visual_indexes]
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block: see `Tower.begin`.
-
-        `patches` `[patches, channels * frames * size * size]` are the processor's `pixel_values` of this image: those
-        of one token are neighbours. `grid` is its `image_grid_thw`.
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """As `Tower.begin`. `patches` `[patches, channels * frames * size * size]` are the processor's `pixel_values`
+        of this image: those of one token are neighbours. `grid` is its `image_grid_thw`.
         """
         frames, rows, columns = grid
         merge, embed = self.config.spatial_merge_size, self.patch_embed.proj
@@ -118,26 +117,29 @@ class VisionTower(Tower):
         indices = np.indices((rows, columns), np.int32).reshape(2, rows // merge, merge, columns // merge, merge)
         row, column = indices.transpose(0, 1, 3, 2, 4).reshape(2, -1)
         positions = self._interpolate_positions(rows, columns)[mx.array(row), mx.array(column)]
-        hidden = patches.astype(weight.dtype) @ weight.T + embed.bias
-        hidden = hidden + mx.tile(positions.astype(hidden.dtype), (frames, 1))
+        positions = mx.tile(positions.astype(weight.dtype), (frames, 1))
+
+        def place(patches: mx.array, positions: mx.array) -> Any:
+            return patches.astype(weight.dtype) @ weight.T + embed.bias + positions
+
+        hidden = yield from in_pieces(place, weight.size, patches, positions)
         quarter = self.config.hidden_size // self.config.num_heads // 4
         rates = _THETA ** (-np.arange(quarter) / quarter)
         angles = np.concatenate([row[:, None] * rates, column[:, None] * rates], axis=1).astype(np.float32)
         turns = mx.array(np.tile(angles, (frames, 1))[:, None])
-        return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
+        return hidden, mx.cos(turns), mx.sin(turns)
 
     def block(self, number: int) -> Block:
         block: Block = self.blocks[number]
         return block
 
-    def end_block(self, state: TowerState) -> None:
-        if state.next_block in self.config.deepstack_visual_indexes:
-            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(state.next_block)]
-            state.deepstack.append(merger(state.hidden))
+    def deep_merger(self, number: int) -> nn.Module | None:
+        layers = self.config.deepstack_visual_indexes
+        return self.deepstack_merger_list[layers.index(number)] if number in layers else None
 
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        self.check_finished(state)
-        return self.merger(state.hidden), state.deepstack
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
+        merger, joined = merger or self.merger, hidden.reshape(-1, self.config.spatial_merge_size**2, hidden.shape[1])
+        return (yield from in_pieces(merger, count_weights(merger), joined))
 
     def _interpolate_positions(self, rows: int, columns: int) -> mx.array:
         """Return the learned positions, stretched from corner to corner: `[rows, columns, hidden]` float32."""
@@ -165,11 +167,11 @@ class _Block(Block):
         self.attn.qkv, self.attn.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
         self.mlp = _Perceptron(size, config.intermediate_size, size, nn.gelu_approx)
 
-    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
-        patches, size = state.hidden.shape
-        heads = self.attn.qkv(self.norm1(state.hidden)).reshape(patches, 3 * self._heads, size // self._heads)
+    def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        patches, size = hidden.shape
+        heads = self.attn.qkv(self.norm1(hidden)).reshape(patches, 3 * self._heads, size // self._heads)
         queries, keys, values = mx.split(heads, 3, axis=1)
-        queries, keys = (rotate_pairs(each, state.cosine, state.sine) for each in (queries, keys))
+        queries, keys = (rotate_pairs(each, cosine, sine) for each in (queries, keys))
         return queries, keys, values
 
     def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
@@ -215,24 +217,7 @@ def read_tower(
     return tower
 
 
-@dataclass(frozen=True)
-class ImageSpan:
-    """The tokens of one image in a prompt: rows of columns, in each frame."""
-
-    start: int
-    """The index of the first one in the prompt."""
-    frames: int
-    rows: int
-    """Tokens, not patches."""
-    columns: int
-
-    @property
-    def end(self) -> int:
-        """Return the index of the token after the image."""
-        return self.start + self.frames * self.rows * self.columns
-
-
-def rope_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[IntArray, list[int]]:
+def rope_positions(length: int, spans: Sequence[PlacedImage]) -> tuple[IntArray, list[int]]:
     """Return the positions `[3, length]` of a prompt's tokens, by frame, row and column, and one delta for each image:
     what a token after it, and before the next one, has as its position less its index.
 
@@ -247,9 +232,9 @@ def rope_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[IntArray, l
     for span in spans:
         if not end <= span.start < span.end <= length:
             raise ValueError(f"an image at tokens {span.start} to {span.end} of {length}, the one before ends at {end}")
-        grid = np.indices((span.frames, span.rows, span.columns), dtype=np.int32).reshape(3, -1)
+        grid = np.indices(span.image.merged_grid, dtype=np.int32).reshape(3, -1)
         positions[:, span.start : span.end] = grid + (span.start + delta)
-        delta += span.start + max(span.rows, span.columns) - span.end
+        delta += span.start + max(span.image.merged_grid[1:]) - span.end
         deltas.append(delta)
         end = span.end
         positions[:, end:] = np.arange(end, length, dtype=np.int32) + delta

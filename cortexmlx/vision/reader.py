@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import re
 import secrets
@@ -15,9 +13,10 @@ from weakref import WeakValueDictionary
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.protocols.images import MAX_IMAGES, decode_image
 from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
-from cortexmlx.vision.images import MAX_IMAGES, ImageProcessor, ImageSource, open_image
-from cortexmlx.vision.qwen import ImageSpan, rope_positions
+from cortexmlx.vision.images import ImageProcessor, ImageSource, open_image
+from cortexmlx.vision.qwen import rope_positions
 
 MAX_TOKENS = 64 * 65
 """How many tokens an image has at most: some 4 million pixels, and 100 MB while it is prepared. Larger ones are made
@@ -154,8 +153,8 @@ class ImageReader:
             return None
         if len(spans) > MAX_IMAGES:
             raise InvalidRequest(f"the prompt has {len(spans)} images, but {MAX_IMAGES} is the most: leave some out")
-        places = [ImageSpan(span.start, *span.image.merged_grid) for span in spans] if self._has_axes else []
-        return ImageLayout(spans, rope_positions(len(tokens), places)[0], self._placeholder, self._both_ways)
+        positions = rope_positions(len(tokens), spans if self._has_axes else ())[0]
+        return ImageLayout(spans, positions, self._placeholder, self._both_ways)
 
     def _find_spans(self, tokens: Sequence[int]) -> Iterator[PlacedImage]:
         index = 0
@@ -185,16 +184,8 @@ def _source_of(part: Mapping[str, Any]) -> ImageSource:
     """Return the image of a message's part: what `image` is, or the bytes of a data URL. Raises InvalidRequest."""
     image: Any = part.get("image")
     if image is None:
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, Mapping) else image
-        if not isinstance(url, str) or not url.startswith("data:"):
-            raise InvalidRequest(
-                f"an image's URL begins with {str(url)[:40]!r}, but only data URLs are read, nothing is fetched: send "
-                "`data:image/png;base64,...`",
-                field="image_url",
-            )
         try:
-            return base64.b64decode(url.partition(",")[2], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"an image's data URL is no base64: {error}", field="image_url") from error
+            return decode_image(part)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), field="image_url") from None
     return bytes(image) if isinstance(image, (bytearray, memoryview)) else image

@@ -19,10 +19,10 @@ import numpy as np
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.images import FeaturePiece, PreparedImage
 from cortexmlx.vision.qwen import rotate
-from cortexmlx.vision.towers import Tower, TowerState
+from cortexmlx.vision.towers import Pieces, Tower, run
 
 FEATURE_BYTES = 64 << 20
-"""Features of so many bytes are kept, the latest used ones. Others are computed again when they are needed."""
+"""Features of so many bytes are kept, the latest used ones. Others are computed again before they are needed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Sight:
         self._text = model.language_model.model
         self._features: OrderedDict[bytes, Features] = OrderedDict()
         self._waiting: deque[PreparedImage] = deque()
-        self._state: TowerState | None = None
+        self._pieces: Pieces | None = None
+        self._needed = set[bytes]()
         self._model = model
         self._step = StepImages()
         norm = self._text.layers[0].input_layernorm.weight
@@ -63,8 +64,8 @@ class Sight:
     # -- features -----------------------------------------------------------------------------------------------------
 
     def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
-        """Have the features of images computed by the next calls of `advance`, of as many as are kept together: a step
-        that needs others computes them, once. Return the last of these images to wait for; None if all are there.
+        """Have the features of images computed by the next calls of `advance`, of as many as are kept together. Return
+        the last of these images to wait for; None if all are there. These stay until the next call of `advance`.
         """
         wanted, size = dict[bytes, PreparedImage](), 0
         for image in images:
@@ -72,6 +73,7 @@ class Sight:
             if wanted and size > FEATURE_BYTES:
                 break
             wanted[image.key] = image
+        self._needed |= wanted.keys() & self._features.keys()
         for key in wanted.keys() & self._features.keys():
             self._features.move_to_end(key)
         known = {image.key for image in self._waiting} | self._features.keys()
@@ -84,47 +86,39 @@ class Sight:
         return self._waiting[0] if self._waiting else None
 
     def advance(self, seconds: float | None) -> None:
-        """Run more of the tower on the image that waits longest: a piece of a block, and others until `seconds` are
-        over, None: to its end. Raises what MLX raises without memory; then that image waits no more.
+        """Run more of the tower on the image that waits longest: a piece, and others until `seconds` are over, None: to
+        its end. It is not begun while it would have features dropped that were wanted since the last call. Raises what
+        MLX raises without memory; then that image waits no more.
         """
         image, until = self.looked_at, None if seconds is None else time.perf_counter() + seconds
+        needed, self._needed = self._needed, set()
         if image is None:
             return
-        try:
-            if self._state is None:
-                self._state = self.tower.begin(mx.array(image.patches), image.grid)
-            if not self._run(self._state, until):
+        if self._pieces is None:
+            size = len(image.tokens) * self._token_bytes
+            kept = sum(each.nbytes for key, each in self._features.items() if key in needed)
+            if kept and size + kept > FEATURE_BYTES:
                 return
-            self._keep(image, self._finish(self._state))
+        try:
+            self._pieces = self._pieces or self.tower.see(mx.array(image.patches), image.grid)
+            features = run(self._pieces, until)
+            if features is None:
+                return
+            self._keep(image, Features(*features))
         except BaseException:
             self._end_first()
             raise
         self._end_first()
 
-    def _run(self, state: TowerState, until: float | None = None) -> bool:
-        """Take an image through the tower, a piece at least, and others until that time. Return whether it is through
-        all blocks.
-        """
-        while self.tower.advance(state) < self.tower.depth:
-            mx.eval(state.arrays)
-            if until is not None and time.perf_counter() >= until:
-                return False
-        return True
-
     def _end_first(self) -> None:
         """Go on with the next image."""
-        self._state = None
+        self._pieces = None
         self._waiting.popleft()
-
-    def _finish(self, state: TowerState) -> Features:
-        tokens, deep = self.tower.finish(state)
-        mx.eval(tokens, deep)
-        return Features(tokens, deep)
 
     def forget(self) -> None:
         """Forget the images that wait, because the engine begins anew."""
         self._waiting.clear()
-        self._state = None
+        self._pieces = None
 
     def _keep(self, image: PreparedImage, features: Features) -> None:
         """Keep an image's features, and drop those that were used longest ago."""
@@ -137,15 +131,6 @@ class Sight:
         """Bytes of the features that are kept."""
         return sum(each.nbytes for each in self._features.values())
 
-    def _features_of(self, image: PreparedImage) -> Features:
-        """Return an image's features; compute them now if they were dropped."""
-        if image.key not in self._features:
-            state = self.tower.begin(mx.array(image.patches), image.grid)
-            self._run(state)
-            self._keep(image, self._finish(state))
-        self._features.move_to_end(image.key)
-        return self._features[image.key]
-
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin_step(self, positions: mx.array, axes: IntArray | None) -> None:
@@ -157,7 +142,7 @@ class Sight:
         embeddings = self._text.embed_tokens(mx.maximum(tokens, 0))
         layers: list[mx.array] = []
         for piece in pieces:
-            features, span = self._features_of(piece.image), slice(piece.first, piece.first + piece.end - piece.begin)
+            features, span = self._features[piece.image.key], slice(piece.first, piece.first + piece.end - piece.begin)
             seen = features.tokens[span].astype(embeddings.dtype)
             is_image = tokens[piece.begin : piece.end, None] < 0  # the ends of rows are tokens of the vocabulary
             embeddings[piece.begin : piece.end] = mx.where(is_image, seen, embeddings[piece.begin : piece.end])

@@ -1,15 +1,15 @@
-"""What the vision towers of all families share: an image between two blocks, attention among its patches, and how the
-tensors are read, which mlx-lm's classes drop.
+"""What the vision towers of all families share: an image's way through it in pieces, attention among its patches, and
+how the tensors are read, which mlx-lm's classes drop.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,38 +26,14 @@ FUSED_DIMS = (64, 80, 128)
 padded, as in mlx-vlm's `ensure_fused_sdpa`: otherwise all scores are in memory at once.
 """
 
-MAX_SCORES, MAX_FUSED_SCORES = 1 << 25, 1 << 28
-"""How many scores a piece of a block has: of so many patches with all others. On a CPU they are in memory, 128 MB in
-float32. Where attention is fused, they are not, and they take less time.
+MAX_PRODUCTS, MAX_FUSED_PRODUCTS = 1 << 30, 1 << 35
+"""How many products of two numbers a piece of a tower's work has: 0.02 s of a core of a CPU, 0.13 s where attention is
+not fused, whose scores they bound, too, and less on any Apple GPU. Others wait for a piece. The same ones are computed
+whatever else runs, so features are the same to the bit.
 """
 
 EVALUATE: ContextVar[Callable[[list[Any]], object]] = ContextVar("EVALUATE", default=mx.eval)
 """Computes arrays. Where nothing shall be computed, it notes them at most: see `execution/sight_memory.py`."""
-
-
-@dataclass
-class TowerState:
-    """An image on its way through a tower, between two blocks."""
-
-    hidden: mx.array
-    """`[patches, hidden]`, in the tower's type."""
-    cosine: mx.array
-    """Of the angles of each patch, `[patches, 1, head_dim / 2]` float32."""
-    sine: mx.array
-    grid: tuple[int, int, int]
-    """Frames, and rows and columns of patches. Patches see each other within a frame. An image is one."""
-    next_block: int = 0
-    heads: tuple[mx.array, ...] = ()
-    """Queries, keys and values `[patches, heads, dim]` in the next block, once it has begun."""
-    parts: list[mx.array] = field(default_factory=list)
-    """What the next block has made so far of the first patches."""
-    deepstack: list[mx.array] = field(default_factory=list)
-    """Features `[tokens, out_hidden]` of the blocks so far."""
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Return what is left to be computed: evaluate it before the next piece to bound time and memory."""
-        return [self.hidden, *self.deepstack, *self.heads, *self.parts]
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -66,8 +42,10 @@ class Block(nn.Module):  # type: ignore[misc]
     scale: float | None = None
     """The factor of products of queries and keys; None: `dim ** -0.5`."""
 
-    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
-        """Return the queries, keys and values of all patches, `[patches, heads, dim]` each."""
+    def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Return the queries, keys and values of some patches, `[patches, heads, dim]` each, from their states and the
+        cosines and sines of their angles.
+        """
         raise NotImplementedError
 
     def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
@@ -75,12 +53,12 @@ class Block(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class Tower(nn.Module):  # type: ignore[misc]
-    """Turns the patches of one image into features, the embeddings of its tokens for the language model.
+Pieces: TypeAlias = Generator[Sequence[mx.array], None, Any]
+"""Work in pieces: it yields arrays that are to be evaluated before it goes on, and returns what it has made of them."""
 
-    Call `begin`, then `step` for each of the `depth` blocks, then `finish`; or, for pieces that take less time,
-    `advance` until `next_block` is `depth`. Other work may run in between.
-    """
+
+class Tower(nn.Module):  # type: ignore[misc]
+    """Turns the patches of one image into features, the embeddings of its tokens for the language model."""
 
     depth: int
     deep_layers: int = 0
@@ -88,11 +66,27 @@ class Tower(nn.Module):  # type: ignore[misc]
     turns_by_axes = False
     """Whether the language model rotates an image's tokens by frame, row and column."""
 
-    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block.
+    def see(self, patches: mx.array, grid: tuple[int, int, int], blocks: Sequence[int] | None = None) -> Pieces:
+        """Look at an image, piece by piece: see `run`. Returns features `[tokens, out_hidden]`, which replace the
+        embeddings of its tokens, and a list of deepstack features of the same shape. The i-th of them is added to the
+        states of these tokens after layer i of the language model.
 
         `patches` `[patches, numbers]` are what the processor made of this image. `grid` is its frames, rows and columns
-        of patches. Raises ValueError if the two do not fit each other or the tower.
+        of patches, which see each other within a frame. `blocks` are those to take it through; None: all. Raises
+        ValueError if patches and grid do not fit each other or the tower.
+        """
+        hidden, cosine, sine = yield from self.begin(patches, grid)
+        del patches
+        deep = []
+        for number in range(self.depth) if blocks is None else blocks:
+            hidden = yield from self._go_through(self.block(number), hidden, cosine, sine, len(hidden) // grid[0])
+            if (merger := self.deep_merger(number)) is not None:
+                deep.append((yield from self.finish(hidden, grid, merger)))
+        return (yield from self.finish(hidden, grid)), deep
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
+        """Return the states `[patches, hidden]` before the first block, in the tower's type, and the cosines and sines
+        of each patch's angles, `[patches, 1, head_dim / 2]` float32.
         """
         raise NotImplementedError
 
@@ -100,56 +94,70 @@ class Tower(nn.Module):  # type: ignore[misc]
         """Return a block. Raises IndexError after the last one."""
         raise NotImplementedError
 
-    def end_block(self, state: TowerState) -> None:
-        """Do what comes after the block `next_block`."""
+    def deep_merger(self, number: int) -> nn.Module | None:
+        """Return what makes deepstack features behind a block; None if nothing does."""
+        return None
 
-    def step(self, state: TowerState) -> None:
-        """Take an image through its next block. Pieces are evaluated if there are several. Raises IndexError after the
-        last one.
-        """
-        number = state.next_block
-        while self.advance(state) == number:
-            EVALUATE.get()(state.arrays)
-
-    def advance(self, state: TowerState) -> int:
-        """Take an image through a piece of its next block, or all of it if it has few patches. Return `next_block`."""
-        block, patches = self.block(state.next_block), len(state.hidden)
-        begun = bool(state.heads)
-        state.heads = state.heads or block.project(state)
-        queries, keys, values = state.heads
-        most = MAX_FUSED_SCORES if is_fused(queries.shape[2]) else MAX_SCORES
-        count = max(most // (patches * queries.shape[1]), 1)
-        if not begun and count < patches:
-            return state.next_block
-        at, frame = sum(map(len, state.parts)), patches // state.grid[0]
-        first = at // frame * frame  # patches see each other within a frame
-        end = min(at + count, first + frame)
-        keys, values = (heads[first : first + frame] for heads in (keys, values))
-        attended = attend(queries[at:end], keys, values, block.scale)
-        state.parts.append(block.complete(state.hidden[at:end], attended))
-        if end == patches:
-            state.hidden = mx.concatenate(state.parts) if len(state.parts) > 1 else state.parts[0]
-            state.heads, state.parts = (), []
-            self.end_block(state)
-            state.next_block += 1
-        return state.next_block
-
-    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        """Return an image's features `[tokens, out_hidden]`, which replace the embeddings of its tokens, and a list of
-        deepstack features of the same shape. The i-th of them is added to the states of these tokens after layer i of
-        the language model. Raises ValueError before the last block.
-        """
+    def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
+        """Return the features of states behind the last block, or those that a `merger` makes."""
         raise NotImplementedError
 
-    def check_finished(self, state: TowerState) -> None:
-        """Raise ValueError before the last block."""
-        if state.next_block < self.depth:
-            raise ValueError(f"the image is through {state.next_block} of {self.depth} blocks")
+    def _go_through(self, block: Block, hidden: mx.array, cosine: mx.array, sine: mx.array, frame: int) -> Pieces:
+        """Take the states of an image, with so many patches in a frame, through a block."""
+        weights = count_weights(block)
+        queries, keys, values = yield from in_pieces(block.project, weights, hidden, cosine, sine)
+        dim, parts = queries.shape[2], []
+        for first in range(0, len(hidden), frame):
+            seen = [each[first : first + frame] for each in (keys, values, queries, hidden)]
+            near_keys, near_values, *own = seen
+
+            def see_others(
+                queries: mx.array, hidden: mx.array, keys: mx.array = near_keys, values: mx.array = near_values
+            ) -> mx.array:
+                return block.complete(hidden, attend(queries, keys, values, block.scale))
+
+            parts.append((yield from in_pieces(see_others, weights + near_keys.size + near_values.size, *own, dim=dim)))
+        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of its weights."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+
+def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: int = 0) -> Pieces:
+    """Return what `make` makes of arrays, an array or a tuple of some, whose rows it treats one by one: piece by piece.
+    A row meets so many `numbers`: of weights, and in attention with heads of `dim` of keys and values.
+    """
+    count = max((MAX_FUSED_PRODUCTS if is_fused(dim) else MAX_PRODUCTS) // numbers, 1)
+    parts: list[Any] = []
+    for at in range(0, len(arrays[0]), count):
+        made = make(*(array[at : at + count] for array in arrays))
+        parts.append(made if isinstance(made, tuple) else (made,))
+        yield parts[-1]
+    joined = parts[0] if len(parts) == 1 else [mx.concatenate(list(each)) for each in zip(*parts, strict=True)]
+    return joined if len(joined) > 1 else joined[0]
+
+
+def run(pieces: Pieces, until: float | None = None) -> Any:
+    """Go on with work, a piece at least, and others that should end by that time: each is expected to take as long as
+    the one before. Return its result; None if it is not done.
+    """
+    while True:
+        begin = time.perf_counter()
+        try:
+            mx.eval(next(pieces))
+        except StopIteration as end:
+            mx.eval(end.value)
+            return end.value
+        if until is not None and 2 * time.perf_counter() - begin >= until:
+            return None
+
+
+def count_weights(module: nn.Module) -> int:
+    """Return how many numbers the matrices in a module have."""
+    parts = (each for each in module.modules() if "weight" in each)
+    return sum(each.weight.size * 32 // getattr(each, "bits", 32) for each in parts)
 
 
 def is_fused(dim: int) -> bool:

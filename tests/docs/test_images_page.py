@@ -49,7 +49,7 @@ def test_the_programs_of_the_page_run(
 
 def test_its_limits_are_those_of_the_code() -> None:
     assert (images.MAX_FILE_BYTES, images.MAX_PIXELS, images.MAX_SIDE) == (20 << 20, 64_000_000, 65_535)
-    assert images.MAX_IMAGES == MAX_IMAGES == 100
+    assert MAX_IMAGES == 100
     assert ServerSettings().max_body == 16 << 20
     page: Any = read(PAGE)
     assert all(words in page for words in ("20 MiB, 64 million pixels and 65,535 pixels", "- 100 images", "16 MiB"))

@@ -63,7 +63,7 @@ FAULTS = (
         "np.stack([column, row], axis=1)",
         "np.stack([row, column], 1)",
     ),
-    Fault("learned positions are of the other side", GEMMA, "table[0, mx.array(column)]", "table[1, mx.array(column)]"),
+    Fault("learned positions are of the other side", GEMMA, "table[0, column]", "table[1, column]"),
     Fault(
         "nothing bounds what a layer writes",
         GEMMA,

@@ -6,7 +6,8 @@ from tests.faults.planted import Fault
 
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
 PIXTRAL = "cortexmlx/vision/pixtral.py"
-ADMISSION = "cortexmlx/scheduling/admission.py"
+ADMISSION, SCHEDULER = "cortexmlx/scheduling/admission.py", "cortexmlx/scheduling/scheduler.py"
+TOWERS = "cortexmlx/vision/towers.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
 ELSEWHERE = "cortexmlx/vision/elsewhere.py"
 TESTS = (
@@ -14,6 +15,7 @@ TESTS = (
     "vision/test_qwen.py",
     "vision/test_images.py",
     "vision/test_pixtral.py",
+    "vision/test_towers.py",
     "vision/test_trials.py",
     "vision/test_elsewhere.py",
     "cli/plan/test_run.py",
@@ -57,7 +59,7 @@ FAULTS = (
     Fault("the end of a row gets features", SIGHT, "mx.where(is_image, seen, ", "mx.where(True, seen, "),
     Fault("the last row ends as others do", LAYOUT, "(*ended[:-1], self.row_ends[1])", "tuple(ended)"),
     Fault("rows and columns turn at the same rates", PIXTRAL, "column * rates[1::2]", "column * rates[::2]"),
-    Fault("a token's patches are joined one by one", PIXTRAL, "transpose(0, 2, 4, 1, 3)", "transpose(0, 2, 1, 3, 4)"),
+    Fault("a token's patches are joined one by one", PIXTRAL, ".swapaxes(1, 2).flatten(1)", ".flatten(1)"),
     Fault("features have no place for the ends of rows", PIXTRAL, "[(0, 0), (0, 1), (0, 0)]", "[(0, 0)] * 3"),
     Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
     Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
@@ -78,11 +80,17 @@ FAULTS = (
         "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
         "image = 0",
     ),
-    Fault("a tower takes all the time it needs", SIGHT, "time.perf_counter() >= until:", "False:"),
+    Fault("a tower takes all the time it needs", TOWERS, "time.perf_counter() - begin >= until:", "0 > until:"),
+    Fault("frames see the first one only", TOWERS, "each[first : first + frame] for", "each[:frame] for"),
+    Fault("a piece is all rows", TOWERS, "made = make(*(array[at : at + count] for", "made = make(*(array[at:] for"),
+    Fault("packed weights count for less", TOWERS, '* 32 // getattr(each, "bits", 32)', ""),
     Fault(
-        "a piece sees the first patches only",
-        "cortexmlx/vision/towers.py",
-        "heads[first : first + frame]",
-        "heads[:end]",
+        "a row goes on without an image's features", SCHEDULER, "lambda image: want([image]) is None", "lambda _: True"
+    ),
+    Fault(
+        "features that a row needs are dropped for others",
+        SIGHT,
+        "if kept and size + kept > FEATURE_BYTES:",
+        "if False:",
     ),
 )

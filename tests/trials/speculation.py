@@ -23,12 +23,11 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
 SIGHTED = ("qwen3_5", "qwen3_5 head", "qwen3_vl", "qwen3_vl 8 bits", "qwen3_5_moe head", "mistral3")
-SIGHTED += ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified")
+SIGHTED += ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified", "gemma4 large 8 bits", "mistral3 8 bits")
 HEADS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite")
 
 
@@ -41,14 +40,17 @@ def main() -> int:
     from support.models.draft_heads import LAST_LAYERS, write_draft_head, write_last_layer
     from support.models.quantized_models import wide
     from support.models.recurrent import RECURRENT
-    from support.models.sighted import add_sight, write_sighted
-    from support.models.sighted_gemma import write_sighted_gemma
     from support.models.tiny import write_tiny
     from support.patience import PATIENCE
     from support.speculation.counts import Counts
     from support.speculation.kinds import Kind, judge
     from support.speculation.mixed_trial import MixedAdaptedTrial, MixedTrial, TalkTrial
-    from support.speculation.sighted_trial import SightedAdaptedTrial, SightedMixedTrial, SightedTalkTrial
+    from support.speculation.sighted_trial import (
+        SightedAdaptedTrial,
+        SightedMixedTrial,
+        SightedTalkTrial,
+        sighted_kind,
+    )
     from support.speculation.trial import roomy
 
     sighted = [f"{name} images" for name in SIGHTED]
@@ -70,15 +72,7 @@ def main() -> int:
             model, _, extra = name.partition(" ")
             path = root / name.replace(" ", "-") / "model"
             if extra.endswith("images"):
-                wider: dict[str, Any] = {"head_dim": 64} if "8 bits" in extra else {}
-                if not path.exists() and "gemma" in model:
-                    write_sighted_gemma(path, name.removesuffix(" images"))
-                elif not path.exists() and "head" in extra:
-                    write_draft_head(path, model)
-                    add_sight(path, model)
-                elif not path.exists():
-                    write_sighted(path, model, **wider)
-                return Kind(name, path, 8 if wider else None)
+                return sighted_kind(root, name)
             if extra == "8 bits":
                 return Kind(name, wide(root / "wide", model), 8)
             if not path.exists() and extra and model in LAST_LAYERS:

@@ -5,7 +5,7 @@ environments:
     python tests/vision/record_gemma.py judge FOLDER    # one with torch and transformers 5.24: see `record.py`
     python tests/vision/record_gemma.py second FOLDER   # the same with mlx-vlm 0.7: how far its features are from those
 
-`judge` writes `tests/vision/recorded/gemma.npz`: for each model the features of images, and for each prompt twelve
+`judge` writes `tests/vision/recorded/gemma.npz`: for each model the features of images, and for each prompt 32
 tokens and their log-probabilities.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 RECORDED = Path(__file__).parent / "recorded" / "gemma.npz"
-TOKENS = 12
+TOKENS = 32
 NAMES = ("gemma3", "gemma4 small", "gemma4 large", "gemma4 unified")
 
 

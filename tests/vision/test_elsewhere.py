@@ -201,6 +201,15 @@ def test_a_slow_connection_leaves_less_time_for_the_handshake(monkeypatch: pytes
     assert time.monotonic() - begin < 8
 
 
+def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(elsewhere, "FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: hangs.wait(60) and [])
+    refuses(ImagesElsewhere(["pictures.example"]), "https://pictures.example/a", "its name was not looked up in 0.1 s")
+    assert not hangs.is_set()
+    hangs.set()
+
+
 def test_files_of_a_folder_and_no_others(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)

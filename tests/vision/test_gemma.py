@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from support.models.sighted_gemma import CONFIGS, add_gemma_tower, write_sighted
 
 pytest.importorskip("PIL")
 RECORDED = np.load(Path(__file__).parent / "recorded" / "gemma.npz")
-ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+ASKED: dict[str, Any] = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
 SMALL, LARGE, UNIFIED, OLD = CONFIGS
 
 
@@ -43,7 +42,8 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         wanted = RECORDED[f"{name} {number} answer"]
         assert list(result.token_ids) == wanted[:, 0].astype(int).tolist()
         if result.logprobs:
-            off = max(abs(each.logprob - logprob) for each, (_, logprob) in zip(result.logprobs, wanted, strict=True))
+            given = result.logprobs[:12]  # float32 of two makers drifts apart
+            off = max(abs(each.logprob - logprob) for each, (_, logprob) in zip(given, wanted[:12], strict=True))
             assert off < (2e-5 if name == OLD else 4e-4)  # Gemma 4 scales no scores, so roundings count for more
 
 
@@ -53,10 +53,8 @@ def features(folder: Path) -> list[np.ndarray]:
     assert tower is not None
     for image in (picture(24, 32, 0), picture(64, 16, 1), picture(32, 32, 2)):
         made = ImageProcessor(folder, 512).make_patches(open_image(image))
-        state = tower.begin(mx.array(made.patches), made.grid)
-        for _ in range(tower.depth):
-            tower.step(state)
-        found.append(np.array(tower.finish(state)[0] * 8))  # the language model's factor
+        seen, _ = towers.run(tower.see(mx.array(made.patches), made.grid))
+        found.append(np.array(seen * 8))  # the language model's factor
     return found
 
 
@@ -69,7 +67,7 @@ def test_features_are_those_of_transformers_from_every_layout(
         return max(float(np.abs(one - other).max()) for one, other in pairs)
 
     assert difference(folders[name]) < 1e-4
-    monkeypatch.setattr(towers, "MAX_SCORES", 5000)  # attention in parts
+    monkeypatch.setattr(towers, "MAX_PRODUCTS", 50_000)  # in pieces
     made = write_sighted_gemma(tmp_path, name)
     stored = mx.load(str(made / "model.safetensors"))
     for old, new in (("vision_tower.", "model.vision_tower."), ("vision_tower.", "vision_tower.vision_model.")):
@@ -188,15 +186,15 @@ def test_no_step_cuts_an_image_that_sees_both_ways() -> None:
 
 
 @pytest.mark.parametrize("name", [SMALL, LARGE, OLD])
-def test_an_image_is_computed_once_also_after_a_restart_and_with_packed_keys(tmp_path: Path, name: str) -> None:
+def test_an_image_is_computed_once_also_with_packed_keys(tmp_path: Path, name: str) -> None:
     photo, other, block = picture(64, 64, 3), picture(64, 64, 4), 8
-    options: dict[str, Any] = {"block_size": block, "kv_store": tmp_path / "store", "speculate": False, "kv_bits": 8}
+    options: dict[str, Any] = {"block_size": block, "speculate": False, "kv_bits": 8}
     folder = write_sighted_gemma(tmp_path / "model", name, head_dim=32, global_head_dim=32)
 
     def ask(engine: Engine, image: Any, *more: Any) -> Any:
         return engine.generate([shown("s" * 20, image), *more], **ASKED)
 
-    with Engine(folder, **options | {"kv_store": None, "prefix_cache": False}) as engine:
+    with Engine(folder, **options, prefix_cache=False) as engine:
         wanted = [ask(engine, image).token_ids for image in (photo, other)]
     with Engine(folder, **options) as engine:
         assert [ask(engine, image).token_ids for image in (photo, other)] == wanted
@@ -206,12 +204,6 @@ def test_an_image_is_computed_once_also_after_a_restart_and_with_packed_keys(tmp
         assert again.usage.prompt_tokens - again.usage.cached_tokens <= 2 * block
         turn = ask(engine, photo, {"role": "assistant", "content": "it is"}, {"role": "user", "content": "and now?"})
         assert turn.usage.cached_tokens >= again.usage.prompt_tokens - 3 * block
-        deadline = time.monotonic() + 60
-        while engine.stats().kv_store.stored_blocks < 20 and time.monotonic() < deadline:
-            time.sleep(0.05)
-    with Engine(folder, **options) as engine:
-        again = ask(engine, photo)
-        assert again.token_ids == wanted[0] and again.usage.cached_tokens >= again.usage.prompt_tokens - 6 * block
 
 
 @pytest.mark.parametrize("name", [LARGE, OLD])
@@ -309,5 +301,5 @@ def test_other_towers_are_refused(folders: dict[str, Path]) -> None:
         tower = gemma.read_tower(folders[name], CONFIGS[name], mx.float32)
         assert tower is not None
         with pytest.raises(ValueError, match=r"rows and columns are multiples|it must be"):
-            tower.begin(mx.zeros((grid[1] * grid[2], 48)), grid)
+            next(tower.see(mx.zeros((grid[1] * grid[2], 48)), grid))
     assert gemma.read_tower(folders[SMALL], {"model_type": "gemma4"}, mx.float32) is None

@@ -5,37 +5,45 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.adapters.kinds import content
+from cortexmlx import Engine
+from support.adapters.kinds import Adapted, adapters_of, content
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
-from support.models.draft_heads import write_draft_head
-from support.models.sighted import add_sight, show, write_sighted
-from support.models.sighted_gemma import write_sighted_gemma
+from support.models.sighted import picture, show, shown, write_sighted
+from support.patience import PATIENCE
 from support.speculation.counts import Counts
-from support.speculation.kinds import Kind
-from support.speculation.sighted_trial import SightedMixedTrial, SightedTalkTrial
+from support.speculation.sighted_trial import SightedAdaptedTrial, SightedMixedTrial, SightedTalkTrial, sighted_kind
 
 pytest.importorskip("PIL")
-TRIALS = ((SightedMixedTrial, "qwen3_vl"), (SightedTalkTrial, "qwen3_5 head"), (SightedMixedTrial, "gemma3"))
+TRIALS = (
+    (SightedMixedTrial, "qwen3_vl"),
+    (SightedTalkTrial, "qwen3_5 head"),
+    (SightedMixedTrial, "gemma3"),
+    (SightedMixedTrial, "gemma4 large 8 bits"),
+    (SightedTalkTrial, "mistral3 8 bits"),
+)
 
 
 @pytest.mark.parametrize(("trial", "name"), TRIALS)
 def test_answers_are_those_of_a_request_alone(trial: type[SightedMixedTrial], name: str, tmp_path: Path) -> None:
-    folder, counts = tmp_path / "model", Counts()
-    if "head" in name:
-        write_draft_head(folder, "qwen3_5")
-        add_sight(folder, "qwen3_5")
-    elif "gemma" in name:
-        write_sighted_gemma(folder, name)
-    else:
-        write_sighted(folder, name)
-    trial(7, Kind(name, folder), 12, tmp_path / "store").run(counts)
-    print(counts)
+    kind, counts = sighted_kind(tmp_path, name), Counts()
+    trial(7, kind, 12, tmp_path / "store").run(counts)
     assert counts.asked["images"] > 4 and counts.accepted > 10
+
+
+@pytest.mark.parametrize("name", ["gemma4 small", "gemma3", "mistral3"])
+def test_answers_with_adapters_are_those_of_a_request_alone(name: str, tmp_path: Path) -> None:
+    kind, counts = sighted_kind(tmp_path, name), Counts()
+    adapters = adapters_of(tmp_path / "adapters", kind.folder)
+    SightedAdaptedTrial(7, Adapted(kind, adapters), 12, tmp_path / "store").run(counts)
+    assert counts.asked["images"] > 4
 
 
 def test_a_request_keeps_its_adapter_while_its_images_are_looked_at(tmp_path: Path) -> None:
@@ -56,3 +64,43 @@ def test_a_request_keeps_its_adapter_while_its_images_are_looked_at(tmp_path: Pa
         return driver.result(handle).token_ids
 
     assert answer("kept") == answer("replaced") == answer("unloaded")
+
+
+ASKING = """
+import os, sys, time
+sys.path[:0] = [sys.argv[1]]
+from cortexmlx import Engine
+from support.models.sighted import picture, shown
+engines = []
+for folder in sys.argv[2:]:
+    engines.append(Engine(folder, kv_store=folder + "/store", block_size=8, kv_bits=8, speculate=False))
+    done = engines[-1].generate([shown("s" * 20, picture(64, 64, 3))], max_tokens=32, temperature=0, ignore_eos=True)
+    while engines[-1].stats().kv_store.stored_blocks < (done.usage.prompt_tokens + 32) // 8 - 1:
+        time.sleep(0.05)
+    print(done.text.encode(), done.usage.prompt_tokens, list(done.token_ids), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_second_question_computes_its_own_tokens_after_kill_9_with_packed_keys(tmp_path: Path) -> None:
+    names = ("gemma4 small", "gemma4 large", "gemma3", "mistral3", "qwen3_vl")
+    folders = [str(sighted_kind(tmp_path, f"{name} 8 bits").folder) for name in names]
+    command = [sys.executable, "-c", ASKING, str(Path(__file__).parents[1]), *folders]
+    killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert killed.returncode == -9
+    asked: dict[str, Any] = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    for folder, line in zip(folders, killed.stdout.splitlines(), strict=True):
+        first = [shown("s" * 20, picture(64, 64, 3))]
+        options: dict[str, Any] = {"block_size": 8, "kv_bits": 8, "speculate": False}
+        with Engine(folder, **options, prefix_cache=False) as engine:
+            plain = engine.generate(first, **asked)
+            assert line == f"{plain.text.encode()} {plain.usage.prompt_tokens} {list(plain.token_ids)}"
+            more = [{"role": "assistant", "content": "it is"}, {"role": "user", "content": "and now?"}]
+            second = engine.generate([*first, *more], **asked)
+        with Engine(folder, kv_store=f"{folder}/store", **options) as engine:
+            again = engine.generate([*first, *more], **asked)
+            new = second.usage.prompt_tokens - plain.usage.prompt_tokens
+            computed = again.usage.prompt_tokens - again.usage.cached_tokens
+            assert again.token_ids == second.token_ids and computed <= new + 2 * 8
+            other = engine.generate([shown("s" * 20, picture(64, 64, 4))], **asked).usage
+            assert other.cached_tokens < 40 < again.usage.cached_tokens, "another image of its size is another text"

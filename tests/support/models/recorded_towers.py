@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.vision import towers
+from cortexmlx.vision.families import FAMILIES
 from support.models.towers import tower_tensor, uniform
 
 Tensors = dict[str, mx.array]
@@ -36,6 +38,13 @@ def tensors_of(name: str) -> Tensors:
     return {path: mx.array(tower_tensor(path.removeprefix("model.visual."), shape)) for path, shape in shapes}
 
 
+def read(folder: Path, name: str, tensors: Tensors, *, keep_packed: bool = True, **changes: Any) -> Any:
+    """Return the tower of a model that has these tensors, and others. `changes` are those of its config.json."""
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors | {"model.norm.weight": mx.ones(3)})
+    config = config_of(name) | changes
+    return FAMILIES[name].read_tower(folder, config, mx.float32, keep_packed=keep_packed)
+
+
 def converted(tensors: Tensors) -> Tensors:
     """Return tensors as mlx-vlm converts them: other names, and the channels of a convolution last."""
     renamed = {path.replace("model.visual", "vision_tower"): value for path, value in tensors.items()}
@@ -54,10 +63,12 @@ def features(name: str, tower: Any) -> list[np.ndarray]:
             rows, columns = (range(0, count * patch, patch) for count in grid[1:])
             image = uniform(f"pixels {number}", (3, rows.stop, columns.stop))
             patches = np.stack([image[:, y : y + patch, x : x + patch].ravel() for y in rows for x in columns])
-        state = tower.begin(mx.array(patches), tuple(grid))
-        for _ in range(tower.depth):
-            tower.step(state)
-        merged, deepstack = tower.finish(state)
+        merged, deepstack = towers.run(tower.see(mx.array(patches), tuple(grid)))
+        if "qwen" not in name:  # zeros are behind each row of tokens
+            merge = config_of(name).get("spatial_merge_size", 1)
+            cut = merged.reshape(grid[1] // merge, grid[2] // merge + 1, -1)
+            assert not np.array(cut[:, -1]).any()
+            merged = cut[:, :-1].flatten(0, 1)
         found += [np.array(each) for each in (merged, *deepstack)]
     return found
 

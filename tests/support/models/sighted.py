@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from cortexmlx.types.images import BothWays, PreparedImage
+from cortexmlx.types.images import BothWays, PlacedImage, PreparedImage
 from support.models.tiny import BASE, write_tiny
 from support.models.towers import tower_tensor
 
@@ -74,7 +74,7 @@ def write_sighted(
     prepared.
     """
     if name in PIXTRALS:
-        return write_pixtral(folder, name)
+        return write_pixtral(folder, name, **changes)
     vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if "qwen3_vl" in name else {}) | (vision or {})
     settings = {"vision_config": vision, "image_token_id": PLACEHOLDER, "model_type": name}
     settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if "qwen3_vl" in name else {"rope_parameters": ROPE}
@@ -85,11 +85,12 @@ def write_sighted(
     return add_sight(folder, name, vision, most_pixels)
 
 
-def write_pixtral(folder: Path, name: str) -> Path:
-    """Write a tiny Mistral 3 or Pixtral, as mlx-vlm converts them."""
+def write_pixtral(folder: Path, name: str, **changes: Any) -> Path:
+    """Write a tiny Mistral 3 or Pixtral, as mlx-vlm converts them. `changes` are its text part's."""
     from cortexmlx.vision.pixtral import PixtralConfig, PixtralTower
 
     config = PIXTRALS[name] | {"model_type": name, "vision_config": PIXTRAL, "image_token_index": PLACEHOLDER}
+    config["text_config"] = config["text_config"] | changes
     write_tiny(folder, "llama", **config)
     tensors = mx.load(str(folder / "model.safetensors"))
     for path, array in tree_flatten(PixtralTower(PixtralConfig.from_config(config)).parameters()):
@@ -151,7 +152,8 @@ class SightedJudge:
                 rope.__class__ = self._turned(type(rope))
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        from cortexmlx.vision.qwen import ImageSpan, rope_positions
+        from cortexmlx.vision.qwen import rope_positions
+        from cortexmlx.vision.towers import run
 
         text = tokens[0].tolist()
         embeddings = self._model.language_model.model.embed_tokens(mx.maximum(tokens, 0))
@@ -164,17 +166,14 @@ class SightedJudge:
             image = self.images[text[at]]
             end = at + len(image.tokens)
             assert tuple(text[at:end]) == image.tokens
-            state = self._tower.begin(mx.array(image.patches), image.grid)
-            for _ in range(self._tower.depth):
-                self._tower.step(state)
-            features, deep = self._tower.finish(state)
+            features, deep = run(self._tower.see(mx.array(image.patches), image.grid))
             is_image = tokens[0, at:end, None] < 0  # and the ends of rows are not
             embeddings[0, at:end] = mx.where(is_image, features, embeddings[0, at:end])
             of_image[at:end] = at
             self._deep = self._deep or [mx.zeros_like(embeddings) for _ in deep]
             for whole, own in zip(self._deep, deep, strict=True):
                 whole[0, at:end] = own
-            spans.append(ImageSpan(at, *image.merged_grid))
+            spans.append(PlacedImage(at, image))
             at = end
         self._axes = rope_positions(len(text), spans)[0]
         tokens, module = mx.maximum(tokens, 0), sys.modules[type(self._model.language_model).__module__]
@@ -226,13 +225,14 @@ def shown(text: str, *images: Any) -> dict[str, Any]:
 
 
 def prompts() -> list[list[dict[str, Any]]]:
-    """Prompts with none, one, three and two images, one of them twice."""
-    first, wide, square = picture(24, 32, 0), picture(64, 16, 1), picture(32, 32, 2)
+    """Prompts with none, one, three, two and four images, one of them twice, the four of different sizes."""
+    first, wide, square, tall = picture(24, 32, 0), picture(64, 16, 1), picture(32, 32, 2), picture(8, 48, 3)
     return [
         [{"role": "user", "content": "plain text"}],
         [shown("what?", first)],
         [shown("a", first, wide), {"role": "assistant", "content": "then"}, shown("b?", square)],
         [shown("x " * 40, wide), {"role": "assistant", "content": "so"}, shown("tell", wide)],
+        [shown("all", tall, wide), {"role": "assistant", "content": "of"}, shown("four", square, first)],
     ]
 
 

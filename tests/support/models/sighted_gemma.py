@@ -149,6 +149,8 @@ def add_gemma_tower(folder: Path, config: dict[str, Any]) -> Path:
 
     (folder / "config.json").write_text(json.dumps(config))
     tensors = mx.load(str(folder / "model.safetensors"))
+    heads = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+    tensors[next(path for path in heads if path in tensors)][PLACEHOLDER] = 0  # no answer has it
     tower = gemma.TOWERS[config["model_type"]](config)
     own = "vision_embedder" if config["model_type"] == "gemma4_unified" else "vision_tower"
     for path, array in tree_flatten(tower.parameters()):

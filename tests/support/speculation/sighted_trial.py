@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from cortexmlx.types.request import Completion
 from cortexmlx.vision import sight
 from support.engine.core_driver import Driver
-from support.models.sighted import show
+from support.models.draft_heads import write_draft_head
+from support.models.sighted import add_sight, show, write_sighted
+from support.models.sighted_gemma import write_sighted_gemma
 from support.speculation.counts import Counts
+from support.speculation.kinds import Kind
 from support.speculation.mixed_trial import MAX_TURN, MixedAdaptedTrial, MixedTrial, TalkTrial
 from support.speculation.trial import Trial, roomy
+
+
+def sighted_kind(root: Path, name: str) -> Kind:
+    """Write the model of a name like `gemma4 large 8 bits images` to a folder in `root`, if it is not there."""
+    name, path = name.removesuffix(" images"), root / name.replace(" ", "-") / "model"
+    model, bits = name.removesuffix(" 8 bits"), 8 if "8 bits" in name else None
+    wider: dict[str, Any] = {} if bits is None else {"head_dim": 64}
+    if path.exists():
+        pass
+    elif "gemma" in model:
+        write_sighted_gemma(path, model, **wider, **({"global_head_dim": 64} if wider and "4" in model else {}))
+    elif "head" in model:
+        write_draft_head(path, model.removesuffix(" head"))
+        add_sight(path, model.removesuffix(" head"))
+    else:
+        write_sighted(path, model, **wider)
+    return Kind(name, path, bits)
 
 
 class SightedTrial(Trial):
@@ -54,15 +75,20 @@ class SightedTrial(Trial):
             show(driver)
         own = driver.core.model.sight
         if self.refuses and own is not None:
-            step = own.tower.advance
+            see = own.tower.see
 
-            def refuse(state: Any) -> int:
-                if self._refused_layers < 2 and self.dice.random() < 0.05:
-                    self._refused_layers += 1
-                    raise RuntimeError("[malloc] Unable to allocate 1048576 bytes.")
-                return int(step(state))
+            def refuse(*image: Any) -> Any:
+                pieces = see(*image)
+                while True:
+                    if self._refused_layers < 2 and self.dice.random() < 0.05:
+                        self._refused_layers += 1
+                        raise RuntimeError("[malloc] Unable to allocate 1048576 bytes.")
+                    try:
+                        yield next(pieces)
+                    except StopIteration as end:
+                        return end.value
 
-            own.tower.advance = refuse
+            own.tower.see = refuse
         return driver
 
     @property
