@@ -17,7 +17,7 @@ from cortexmlx.speculation.drafter import TokenDraft
 from support.effort import examples
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.requests import job_of
-from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
+from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, line, ran
 
 RIGHT = Act(1000, right=16)
 MACHINES = {"cpu": CPU, "gpu": GPU}
@@ -262,9 +262,57 @@ class Slow(Scripted):
         assert self.figures is not None
         assert all(job.num_planned_outputs == job.num_generated for job in jobs), "something is in flight"
         self.asked += len(jobs)
-        self.figures.now += self._seconds * budget
+        self.figures.now += self.figures.slow_down(self._seconds * budget)
         rests = [self._texts[job.id][job.num_generated :][:budget] for job in jobs]
         return [TokenDraft([t * (self._random.random() < self._right) for t in rest]) for rest in rests]
+
+
+WIDE = Machine(
+    line({1: 0.030, 8: 0.060, 16: 0.090}),
+    line({1: 0.032, 8: 0.064, 16: 0.095, 32: 0.13, 64: 0.20, 128: 0.34}),
+    at_dispatch=True,
+)
+"""Drafts pay with 16 rows, too."""
+
+
+def cost_on_a_busy_machine(machine: Machine, rows: int, right: float, slow: bool, seed: int) -> float:
+    """How much more work the slowest 1,000 tokens are than without drafts, after four rows at most have been seen. Each
+    guessed token is right with some chance.
+    """
+    tokens, chance = max(2400 // rows, 240), random.Random(seed)
+    texts = [*texts_of(rows, tokens), *[[7] * 200] * min(rows, 4)]
+
+    def guess(job: Job, budget: int) -> tuple[list[int], int]:
+        return [token * (chance.random() < right) for token in texts[job.id][job.num_generated :][:budget]], 0
+
+    def run(drafts: bool) -> tuple[Figures, int]:
+        model = Slow(texts, right, 0.12 * machine.decode(rows))
+        figures = Figures(
+            machine, [Scripted(guess)] if drafts and not slow else [], [model] if drafts and slow else [], busy=seed
+        )
+        model.figures = figures
+        for number, text in list(enumerate(texts))[rows:]:
+            figures.add(number, text)
+        while figures.scheduler.jobs:
+            figures.step()
+        begin = len(figures.times) + 4
+        for number, text in enumerate(texts[:rows]):
+            figures.add(number, text)
+        while len(figures.scheduler.jobs) == rows:
+            figures.step()
+        del figures.times[:begin]
+        return figures, begin
+
+    figures, base = run(True)[0], run(False)[0]
+    pace = (base.times[-1][0] - base.times[0][0]) / (base.times[-1][1] - base.times[0][1])
+    return figures.slowest(1000, pace) / base.slowest(1000, pace)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
+@pytest.mark.parametrize("slow", [False, True])
+def test_busy_moments_cost_three_percent_at_most(rows: int, slow: bool) -> None:
+    """A price that was taken in one is not believed for long."""
+    assert cost_on_a_busy_machine(CPU, rows, 0.6, slow, 3) <= 1.03
 
 
 @pytest.mark.parametrize(
