@@ -105,7 +105,8 @@ class Tower(nn.Module):  # type: ignore[misc]
     def _go_through(self, block: Block, hidden: mx.array, cosine: mx.array, sine: mx.array, frame: int) -> Pieces:
         """Take the states of an image, with so many patches in a frame, through a block."""
         weights = count_weights(block)
-        queries, keys, values = yield from in_pieces(block.project, weights, hidden, cosine, sine)
+        queries, *others = yield from in_pieces(block.project, weights, hidden, cosine, sine)
+        keys, values = (mx.contiguous(each.swapaxes(0, 1)).swapaxes(0, 1) for each in others)  # once
         dim, parts = queries.shape[2], []
         for first in range(0, len(hidden), frame):
             seen = [each[first : first + frame] for each in (keys, values, queries, hidden)]

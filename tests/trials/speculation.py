@@ -45,12 +45,7 @@ def main() -> int:
     from support.speculation.counts import Counts
     from support.speculation.kinds import Kind, judge
     from support.speculation.mixed_trial import MixedAdaptedTrial, MixedTrial, TalkTrial
-    from support.speculation.sighted_trial import (
-        SightedAdaptedTrial,
-        SightedMixedTrial,
-        SightedTalkTrial,
-        sighted_kind,
-    )
+    from support.speculation.sighted_trial import SightedAdaptedTrial, SightedMixedTrial, SightedTalkTrial, sighted_kind
     from support.speculation.trial import roomy
 
     sighted = [f"{name} images" for name in SIGHTED]

@@ -151,6 +151,9 @@ class SightedJudge:
             if rope is not None and self._tower.turns_by_axes:
                 rope.__class__ = self._turned(type(rope))
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         from cortexmlx.vision.qwen import rope_positions
         from cortexmlx.vision.towers import run
