@@ -35,7 +35,8 @@ class KVBlockAllocator:
 
     The cost of `allocate`, `extend`, `trim` and `free` does not depend on the number of blocks or free runs, except
     that a byte per block of the run is set and checked at memory speed. The same calls in the same order always give
-    the same blocks. A call either does all that it says, or raises and changes nothing. Only the engine's thread calls.
+    the same blocks. A call either does all that it says, or raises and changes nothing. It has no lock: an
+    engine calls it on its own thread only.
     """
 
     __slots__ = ("_flags", "_free_blocks", "_free_runs", "_total_blocks")

@@ -77,6 +77,11 @@ def test_segments_that_were_not_used_for_the_longest_time_go_first(tmp_path: Pat
     segment_store.mark_used([segment_store.find([RECORDS[0].key])[RECORDS[0].key]])
     segment_store.write("model", [RECORDS[3]])
     assert set(read_all(segment_store, RECORDS)) == {RECORDS[n].key for n in (0, 2, 3)}
+    chain = [RECORDS[n].key for n in (3, 0, 2)]
+    found = segment_store.find(chain)
+    segment_store.mark_used([found[key] for key in chain])
+    segment_store.write("model", [RECORDS[4]])
+    assert set(read_all(segment_store, RECORDS)) == {RECORDS[n].key for n in (3, 0, 4)}, "a chain's end goes first"
     assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= segment_store.limit
 
 
