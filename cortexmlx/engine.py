@@ -375,7 +375,7 @@ class Engine(NotCopyable):
         - `name`: another pin of this name is removed. With a `kv_store`, the folder keeps the name, too, for
           `Pin.export` and `cortexmlx cache export`; then the weights are hashed first.
         - `tools`: those of the prompts, if `prefix` has messages.
-        - `lifetime`: seconds from now after which it is unpinned. None: never.
+        - `lifetime`: seconds from now after which the next request, pin or `stats()` unpins it. None: never.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,

@@ -192,7 +192,7 @@ def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def decode_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return cases that decode 1, 8 and 16 rows at one context; if the sizes name rows, those that generate."""
+    """Return the cases that time decoding at one context: with the rows that `shape` names, or else 1, 8 and 16."""
     if shape.rows:
         rows = [test for test in shape.rows if test.generate]
         return [_decode_case(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]

@@ -161,11 +161,11 @@ class SegmentStore:
         with self._guarded_index() as index:
             segments = index.segments()
         free_bytes = self.limit - sum(segment.bytes for segment in segments)
-        for line in segments:
+        for segment in segments:
             if free_bytes >= size:
                 break
-            self._remove_segments([line.name])
-            free_bytes += line.bytes
+            self._remove_segments([segment.name])
+            free_bytes += segment.bytes
 
     def _remove_segments(self, names: Sequence[str]) -> None:
         """Remove segments, first from the index, so that no reader is sent to a missing file."""

@@ -184,7 +184,8 @@ def import_prefix(
             raise ValueError("it has fewer bytes than pieces")
         carried = prefix.pieces(bytes.fromhex(prefix.fingerprint), None)
         local_keys = dict(zip(carried, prefix.pieces_in(store), strict=True))
-        store.mark_used(list(store.find(list(local_keys.values())).values()))  # or others make room for the rest
+        found = store.find(list(local_keys.values()))
+        store.mark_used([found[key] for key in local_keys.values() if key in found])  # or they make room for the rest
         for records in _read_segments(archive, prefix.block_size):
             known = [record for record in records if carried.get(record.key) == record.tokens]
             store.write(prefix.model, [replace(record, key=local_keys[record.key]) for record in known])

@@ -172,7 +172,7 @@ class WorkerChannel:
 
     @property
     def lost(self) -> str | None:
-        """As `Channel.lost`."""
+        """Why the connection is lost; None if it is not."""
         return self._link.lost
 
     @property

@@ -107,8 +107,8 @@ class StateDrafts(ABC):
         """
 
     def propose(self, rows: Sequence[HeadRow], count: int, keys: RowKeys | None) -> list[tuple[int, ...]]:
-        """Return the likeliest next `count` tokens of each row after its newest one; none if the newest step had not
-        that one. The rows of `keys` are `rows`, in order, or those of the newest step if it is in the tail. Without
+        """Return the likeliest `count` tokens that follow each row's newest token; none for a row that had no token in
+        the last step. The rows of `keys` are `rows`, in order, or those of the last step if it is in the tail. Without
         `keys`, no more than one token can be had. No step may be in flight.
         """
         if self._newest is None:

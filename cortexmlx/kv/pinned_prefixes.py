@@ -22,8 +22,8 @@ class PinnedKeys:
     keys: tuple[Key, ...]
     """All of them, in order."""
     group_keys: tuple[tuple[Key, ...], ...]
-    """For each group, those that the last token of these blocks sees. A prompt that ends there computes that token
-    again.
+    """For each group, those that the last token of these blocks sees: a prompt that is just this text computes its last
+    token.
     """
 
 
@@ -32,7 +32,7 @@ class PinnedPrefixes:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._chains: dict[int, PinnedKeys] = {}
+        self._chains: dict[int, PinnedKeys] = {}  # by the pin's number, as are snapshots, names and deadlines
         self._snapshots: dict[int, int] = {}
         self._names: dict[str, int] = {}
         self._deadlines: dict[int, float] = {}

@@ -434,8 +434,8 @@ class BlockPool:
         self.transient: OrderedDict[int, PrefixEntry] = OrderedDict()
         self.unused: OrderedDict[int, PrefixEntry] = OrderedDict()
         self.needed: OrderedDict[int, PrefixEntry] = OrderedDict()
-        self.pinned: OrderedDict[int, PrefixEntry] = OrderedDict()
-        self.pins: Counter[Key] = Counter()
+        self.pinned: OrderedDict[int, PrefixEntry] = OrderedDict()  # a queue, too: those that no row owns
+        self.pins: Counter[Key] = Counter()  # how many pins each key has
         self.points: Counter[PrefixEntry] = Counter()
         self.sources: dict[int, bool] = {}
 
@@ -468,7 +468,9 @@ class BlockPool:
         table.blocks.append(block)
 
     def hold(self, block: int) -> bool:
-        """Take a cached block out of its eviction queue. Return whether it was in `passed`."""
+        """Take a cached block out of its eviction queue, for an owner or another queue. Return whether it was in
+        `passed`.
+        """
         for queue in (self.unused, self.needed, self.pinned, self.transient):
             queue.pop(block, None)
         return self.passed.pop(block, None) is not None

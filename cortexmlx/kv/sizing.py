@@ -121,8 +121,8 @@ def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = N
 
 
 def max_long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
-    """Return up to how many rows a tail on a GPU should have `LONG_TAIL_COLUMNS` columns, for a model with `weights`
-    bytes of weights; 0 for never.
+    """Return the most rows for which a tail on a GPU should be long (`LONG_TAIL_COLUMNS` columns); 0 for never. The
+    model has `weights` bytes of weights.
 
     A flush drains the pipeline, which costs about a step: at least the time in which the weights are read. A longer
     tail has fewer flushes, but each step reads and writes all its columns. A layer with a window would need more blocks

@@ -60,8 +60,8 @@ class BodyFields:
         fields = {name: value for name, value in body.items() if value is not None}
         for name in sorted(fields.keys() & self.unserved.keys()):
             self.unserved[name].check(name, fields.pop(name))
-        for name in sorted(fields.keys() & HARMLESS.keys() - self.served):
-            UnservedField("only its usual value is", HARMLESS[name]).check(name, fields.pop(name))
+        for name in sorted(fields.keys() & UNSERVED_DEFAULTS.keys() - self.served):
+            UnservedField("only its usual value is", UNSERVED_DEFAULTS[name]).check(name, fields.pop(name))
         return fields
 
     def reject_unknown(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ IGNORED = frozenset(
 )
 """Fields that change no answer here: they are about the server, or belong to a field that is off."""
 
-HARMLESS: Mapping[str, tuple[Any, ...]] = {
+UNSERVED_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True, False),
     "allowed_token_ids": ([],),

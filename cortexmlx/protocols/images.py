@@ -58,16 +58,16 @@ class ImageParts:
     def read(self, part: Mapping[str, Any], path: str = "", *, strict: bool = False) -> ImageBytes | None:
         """Return a part's image. One that cannot be read is None, and noted; if `strict`, InvalidRequest is raised.
 
-        Raises InvalidRequest for one more image than a prompt may have, before it is decoded.
+        Raises InvalidRequest for one more image than a prompt may have, before it is looked at.
         """
         if isinstance(part.get("image"), bytes):  # this class has read it before
             return ImageBytes(part["image"])
         try:
-            data = decode_image(part, self._read_elsewhere and self._read_in_time)
             self._count += 1
             if self._count > MAX_IMAGES:
                 strict = True
                 raise InvalidRequest(f"the conversation has more than {MAX_IMAGES} images: leave some out")
+            data = decode_image(part, self._read_elsewhere and self._read_in_time)
             self._check(data)
         except InvalidRequest as error:
             if strict:

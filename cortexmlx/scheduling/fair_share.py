@@ -29,7 +29,7 @@ class _Account:
     """What one client has had, and has waiting and running."""
 
     tokens: int
-    """Tokens that it has had, on a scale that all clients share."""
+    """Its place on a scale that all clients share: the tokens that it has had, and where it began, near `now`."""
     number: int
     """The number of its arrival."""
     requests: int = 0
@@ -45,8 +45,8 @@ class FairShare:
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
-    client that was served last. A client without requests begins again at `now + QUANTUM` tokens, so it cannot save
-    up turns. If it has had more than that, it keeps its own account. Accounts of idle clients are dropped as soon as
+    client that was served last. A client of which no request waits begins again at `now + QUANTUM` tokens, so it
+    cannot save up turns. If it has had more than that, it keeps its own account. Accounts of idle clients are dropped as soon as
     they make no difference, and all accounts when no request waits or runs.
     """
 

@@ -237,7 +237,9 @@ class Residency:
         return used_bytes + self._models[head.model].memory - self._budget
 
     def _models_to_unload(self) -> list[str]:
-        """Return models to unload for the oldest request, longest unused first; none if it fits or awaits a load."""
+        """Return models to unload for the oldest request, longest unused first; none if its model fits, or must wait
+        for one that is being loaded.
+        """
         head = self._oldest_unserved()
         missing_bytes = 0 if head is None else self._missing_bytes(head)
         if missing_bytes <= 0:

@@ -74,7 +74,7 @@ class ServerSettings:
     read_elsewhere: ReadElsewhere | None = None
     """Reads images that requests only name, as `ImagesElsewhere.read` does; None: they are not read."""
     defaults: RequestDefaults = field(default_factory=lambda: RequestDefaults(SamplingParams(max_tokens=None)))
-    """What a body does not set."""
+    """What a body does not set. A pool of models has defaults of its own for each: `ServedModel.defaults`."""
 
     def __post_init__(self) -> None:
         for name in ("max_body", "body_seconds", "max_open", "quiet"):

@@ -96,6 +96,7 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
     pin = Pin(count, lambda: worker.ask(lambda core: core.pins.remove(number)), name)
     handles: list[RequestHandle] = []
     try:
+        # One token more: recurrent states are kept from before a prompt's last token.
         worker.submit([replace(submission, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
         handles[0].result()
         worker.ask(lambda core: core.pins.pin_state(number))

@@ -190,7 +190,7 @@ class HeadDrafter:
         return not self.is_off and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
-        """Return up to `budget` tokens for each of the decoding `jobs`; None where it has not seen the newest one."""
+        """Return up to `budget` tokens for each of the decoding `jobs`; None where it has not seen the newest token."""
         start_time = self._clock()
         rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1], job.position_shift) for job in jobs]
         try:

@@ -82,7 +82,7 @@ class _OpenNodes:
             self._check_object(node)
 
     def _check_object(self, node: Schema) -> None:
-        """Keep an object open, or schemas that apply with it, if one would forbid properties that another names."""
+        """Keep an object schema open if closing it would forbid properties that a schema applied with it names."""
         groups = self._combined_groups(node)
         naming_groups = [
             group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))
@@ -306,7 +306,7 @@ def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
 
 
 def _significant_digits(number: int | float) -> int:
-    """Return a number's digits as an integer, without sign, point or costless final zeros; 1 for 0, infinity, NaN."""
+    """Return a number's digits as an integer: 0.0120 has 12, as has 1,200. 1 for 0, infinity and NaN."""
     decimal_value = Decimal(repr(number))
     if not decimal_value.is_finite() or not decimal_value:
         return 1

@@ -166,7 +166,7 @@ class StepImages:
         self.deep: list[mx.array] = []
 
     def begin(self, positions: mx.array, axes: IntArray | None) -> None:
-        """Begin a step. Models get the very array `positions` `[T]` as their offset."""
+        """Begin a step. A rotary module that is given this very array `positions` `[T]` is one of this step's."""
         self._positions = positions
         self._axes = None if axes is None else mx.array(np.ascontiguousarray(axes))
         self.deep = []

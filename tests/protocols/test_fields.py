@@ -121,7 +121,7 @@ def test_what_clients_of_other_servers_send_is_ignored_and_logged_once(
 
 
 def test_what_of_it_would_change_the_answer_is_refused_unless_it_asks_for_what_happens_anyway() -> None:
-    for name, harmless in peers.HARMLESS.items():
+    for name, harmless in peers.UNSERVED_DEFAULTS.items():
         for value in harmless:
             assert asked(**{name: value}).params == PARAMS
         with pytest.raises(InvalidRequest, match=f"'{name}' is not served") as refused:

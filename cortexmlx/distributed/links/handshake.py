@@ -182,8 +182,8 @@ def _read_header() -> HandshakeSide[tuple[bytes, int]]:
 
 
 def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
-    """Return the HMAC of a role and all that was said so far. No role begins another one, and each side knows the size
-    of all parts but the last, so no two look alike.
+    """Return the HMAC of a role and all that was said so far. No role is the beginning of another, and each side knows
+    the size of all parts but the last, so no two look alike.
     """
     return hmac.digest(key, role + transcript, "sha256")
 

@@ -234,7 +234,7 @@ def read_items(input_value: object, earlier_responses: EarlierResponses | None) 
 
 
 def _read_item(raw_item: dict[str, Any], earlier_responses: EarlierResponses | None) -> Body | None:
-    """Return an item's known fields, or the stored item it refers to; None if only other servers' models read it."""
+    """Return an item's known fields, or the stored item it refers to; None for what our models cannot read."""
     kind = raw_item.get("type")
     kind = "message" if kind is None else require_name("type", kind)
     if kind not in _ITEM_FIELDS:

@@ -184,7 +184,7 @@ def _text_settings(text: Mapping[str, Any]) -> Body:
 
 
 def _field_of_type(request_body: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field that has no effect, or None if it has another type than in the API."""
+    """Return a body's field that a reply repeats and nothing reads; None if it is not of the API's type."""
     return request_body.get(name) if type(request_body.get(name)) is kind else None
 
 

@@ -191,7 +191,7 @@ class Tagged(SeparateArguments):
         yield {"name": json["name"], "lark_grammar": "\n".join(rules)}
 
     def _free_text_rules(self, specials: Specials) -> list[str]:
-        """Return the rules of a text that ends with the closing tag of a value."""
+        """Return the grammar rules for a text argument: anything up to the tag that closes it."""
         end = self.tags.value_end
         if not self.tags.cdata:
             return lark.text_up_to_rules("start", end, specials, begin="\n" if self.tags.lines else "")
