@@ -16,8 +16,13 @@ from statistics import median_low
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 
-MAX_UNSEEN_STEPS = 128
-"""After so many verifying steps some tokens are decoded, so that it is still known what that costs."""
+MIN_UNSEEN_TOKENS, MAX_UNSEEN_TOKENS = 64, 1024
+"""After so many tokens of verifying steps some are decoded, to see what that costs: the lower number at first, and four
+times as many each time that it costs what was believed. A busy moment that ends just when verifying begins flatters it.
+"""
+
+SAME_SPEED = 1.2
+"""Up to this factor, speeds are the same. If verifying steps change theirs by more, some tokens are decoded, too."""
 
 DEFAULT_SWITCH = 0.3
 """The time of a switch to verifying and back, in decode steps, as long as none was measured."""
@@ -79,7 +84,10 @@ class TimeLedger:
         self._includes_switch = False
         self._lost_time = 0.0
         self._early_time = 0.0
-        self._steps_since_decode = 0
+        self._unseen_tokens, self._max_unseen_tokens, self._unit_of_decode = 0, MIN_UNSEEN_TOKENS, 1.0
+        self._speed_is_confirmed = True
+        self._stretch = ((0, False), 0, 0.0)
+        """The decode steps since another kind of step: their rows and whether the head ran, number, and seconds."""
         self._switches: deque[float] = deque(maxlen=9)
 
     @property
@@ -94,7 +102,7 @@ class TimeLedger:
     def estimate_prices(self, rows: int, drafts: int, pending: bool) -> StepPrices | None:
         """Return what verifying up to `drafts` tokens of `rows` rows costs (`pending`: with a drain); None: unknown."""
         decode_time = self.costs.decode_time(rows)
-        if decode_time is None or self._steps_since_decode > MAX_UNSEEN_STEPS:
+        if decode_time is None or self._is_decode_time_old:
             return None
         token_time = decode_time / rows
         if self._scheduler.is_prefilling:
@@ -110,6 +118,12 @@ class TimeLedger:
         return StepPrices(
             decode_time, token_time, verify_costs, self.loss_budget, self._worst_overrun(rows, pending) * decode_time
         )
+
+    @property
+    def _is_decode_time_old(self) -> bool:
+        """Whether verifying went on for so long, or so changed its speed, that decoding is to be timed again."""
+        speed_changed = not is_same_speed(self.costs.unit, self._unit_of_decode)
+        return self._unseen_tokens > (0 if speed_changed else self._max_unseen_tokens)
 
     def _worst_overrun(self, rows: int, pending: bool) -> float:
         """Return how many decode steps more than expected verifying may cost; 0 if such a loss is small enough. With
@@ -142,11 +156,23 @@ class TimeLedger:
         self.loss_budget.refill(rows + num_accepted)
         if not rows:
             return
+        (stretch_rows, head_ran), steps, stretch_seconds = self._stretch
+        if plan.kind is not StepKind.DECODE:
+            if stretch_rows == rows:
+                self._learn_from_stretch(rows, head_ran, steps, stretch_seconds)
+            self._stretch = ((0, False), 0, 0.0)
+        elif (stretch_rows, head_ran) == (rows, plan.runs_head):
+            self._stretch = ((rows, head_ran), steps + 1, stretch_seconds + step_seconds)
+        else:
+            self._stretch = ((rows, plan.runs_head), 1, step_seconds)
         is_newest = plan.number == self._scheduler.planned_steps
         planned_ahead = plan.tokens is None
         if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (planned_ahead and not is_newest)):
             if rows == len(plan.logit_segments):
-                self.costs.record_decode(rows, step_seconds)
+                self._record_decode(rows, step_seconds, plan.runs_head)
+                if with_head := self.costs.decode_time(rows, plan.runs_head):
+                    without = self.costs.decode_time(rows) or with_head
+                    self.loss_budget.add(min(1 - with_head / without, 0.0) * rows)
             self._end_verifying(rows, drafting_seconds)
             return
         decode_time = self.costs.decode_time(rows)
@@ -162,7 +188,7 @@ class TimeLedger:
         elif num_drafted:
             expected_units = self.costs.verify_times(rows, num_drafted, decode_time)[-1]
             self.costs.record_verify(rows, rows + num_drafted, step_seconds)
-            self._steps_since_decode += 1
+            self._unseen_tokens += rows + num_accepted
             self.loss_budget.add(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
 
     def _record_pipeline_edge(self, delay: float, rows: int, planned_ahead: bool) -> None:
@@ -181,12 +207,28 @@ class TimeLedger:
             self._lost_time += delay
             self.loss_budget.add(-delay)
 
+    def _record_decode(self, rows: int, seconds: float, head_ran: bool) -> None:
+        """Learn what a decode step took, and how long that is believed."""
+        self._speed_is_confirmed = self.costs.record_decode(rows, seconds, head_ran)
+        if self._unseen_tokens:
+            went_on = self._speed_is_confirmed and self._unseen_tokens > self._max_unseen_tokens
+            self._max_unseen_tokens = (
+                min(4 * self._max_unseen_tokens, MAX_UNSEEN_TOKENS) if went_on else MIN_UNSEEN_TOKENS
+            )
+        self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
+
+    def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
+        """Learn from decode steps between other ones. Of their `seconds`, a switch's time or less is not theirs."""
+        if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
+            expected = decode_time * self.costs.unit
+            least = (seconds - self.switch_cost * expected) / steps
+            self._record_decode(rows, min(max(expected, least), seconds / steps), head_ran)
+
     def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
         """Note that decode steps run ahead again, the switch's cost, and the newest step's `drafting_seconds`."""
-        self._steps_since_decode = 0
         if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
             self.loss_budget.add(-drafting_seconds / self.costs.unit / decode_time * rows)
-        if self._in_excursion and self._includes_switch:
+        if self._in_excursion and self._includes_switch and self._speed_is_confirmed:
             self._switches.append(min(max(self._lost_time / rows, 0.0), _WORST_SWITCH))
         self._in_excursion = False
 
@@ -211,15 +253,13 @@ _EXACT = 32
 _FIRM = 3
 """So many measurements are believed for long."""
 
-_SOON, _LATE = 300, 4000
+_SOON, _LATE = 100, 4000
 """After how many steps an estimate of fewer, or of at least `_FIRM` measurements is forgotten, so that it is tried
 again.
 """
 
-_BY_DECODE, _BY_VERIFY, _MAX_SURPRISE = 0.5, 0.3, 2.0
-"""How quickly the machine's speed follows the newest decode step, or verifying step, and how much of a surprise
-counts. The cost of verifying may change by itself, and is learned the sooner, the less it moves the speed.
-"""
+_BY_NEWEST, _MAX_SURPRISE = 0.5, 2.0
+"""How quickly the machine's speed follows the newest step, and how much of a surprise counts."""
 
 
 class TimeEstimate:
@@ -236,9 +276,19 @@ class TimeEstimate:
         self._median = None
         self.last_step = now
 
+    def drop(self, value: float) -> None:
+        """Forget a measurement, if it has it."""
+        if value in self._values:
+            self._values.remove(value)
+            self._median = None
+
     def is_fresh(self, now: int) -> bool:
         """Return whether the newest measurement is recent enough at step `now` to be believed."""
-        return now - self.last_step <= (_LATE if len(self._values) >= _FIRM else _SOON)
+        return bool(self._values) and now - self.last_step <= (_LATE if len(self._values) >= _FIRM else _SOON)
+
+    def is_firm(self, now: int) -> bool:
+        """Return whether it was measured often enough, and recently enough at step `now`."""
+        return len(self._values) >= _FIRM and self.is_fresh(now)
 
     @property
     def value(self) -> float:
@@ -258,37 +308,60 @@ class StepCosts:
     def __init__(self) -> None:
         self.unit = 1.0
         self.now = 0
-        self._decode_estimates: dict[int, TimeEstimate] = {}
+        self._decode_estimates: dict[tuple[int, bool], TimeEstimate] = {}
         self._verify_estimates: dict[int, dict[int, TimeEstimate]] = {}
         self._any_rows_estimates: dict[int, TimeEstimate] = {}
+        self._newest_verify: Sequence[TimeEstimate] = ()
+        self._newest_seconds = 0.0
+        """The estimates of a verifying step since the last decode step, and its time."""
+        self._unconfirmed: list[tuple[TimeEstimate, float]] = []
+        """What was learned from verifying steps since."""
 
-    def record_decode(self, rows: int, seconds: float) -> None:
-        """Learn that a decode step of `rows` rows took `seconds`, while others ran before and after it."""
-        self._record([self._decode_estimates.setdefault(round_to_bucket(rows), TimeEstimate())], seconds, _BY_DECODE)
+    def record_decode(self, rows: int, seconds: float, head_ran: bool = False) -> bool:
+        """Learn that a decode step of `rows` rows, with the draft head if `head_ran`, took `seconds`, while others ran
+        before and after it. Return whether that fits the speed of the verifying steps just before, if there were any.
+        If not, what these have taught is dropped; the newest one, which was close in time, is compared with this.
+        """
+        estimate = self._decode_estimates.setdefault((round_to_bucket(rows), head_ran), TimeEstimate())
+        unit = self.unit
+        self._record([estimate], seconds)
+        near_unit = max(seconds, 1e-9) / estimate.value
+        is_confirmed = is_same_speed(near_unit, unit)
+        for verify_estimate, value in () if is_confirmed else self._unconfirmed:
+            verify_estimate.drop(value)
+        for verify_estimate in self._newest_verify:
+            verify_estimate.add(self._newest_seconds / near_unit, self.now)
+        self._newest_verify, self._unconfirmed = (), []
+        return is_confirmed
 
     def record_verify(self, rows: int, tokens: int, seconds: float) -> None:
-        """Learn that a step of `rows` rows and `tokens` tokens, drafts among them, took `seconds`."""
-        row_estimates = self._verify_estimates.setdefault(round_to_bucket(rows), {})
-        key = round_to_bucket(tokens)
-        self._record(
-            [row_estimates.setdefault(key, TimeEstimate()), self._any_rows_estimates.setdefault(key, TimeEstimate())],
-            seconds,
-            _BY_VERIFY,
-        )
+        """Learn that a step of `rows` rows and `tokens` tokens, drafts among them, took `seconds`. If it is known what
+        such steps cost, they only tell the machine's speed, until they can be compared with a decode step.
+        """
+        row_estimates, key = self._verify_estimates.setdefault(round_to_bucket(rows), {}), round_to_bucket(tokens)
+        estimates = [each.setdefault(key, TimeEstimate()) for each in (row_estimates, self._any_rows_estimates)]
+        unknown = [estimate for estimate in estimates if not estimate.is_firm(self.now)]
+        value = self._record(unknown, seconds, estimates[0])
+        self._unconfirmed += [(estimate, value) for estimate in unknown]
+        self._newest_verify, self._newest_seconds = estimates, max(seconds, 1e-9)
 
-    def _record(self, estimates: list[TimeEstimate], seconds: float, weight: float) -> None:
-        """Add a measurement to the estimates. The machine's speed follows it by `weight`."""
+    def _record(self, estimates: list[TimeEstimate], seconds: float, first: TimeEstimate | None = None) -> float:
+        """Let the machine's speed follow a step that was to take as long as `first`, or the first of `estimates`. Add
+        its time to these, and return it.
+        """
         self.now += 1
-        first = estimates[0]
-        if first.last_step:
+        first = first or estimates[0]
+        if first.is_fresh(self.now):
             surprise = seconds / (self.unit * first.value)
-            self.unit *= min(max(surprise, 1 / _MAX_SURPRISE), _MAX_SURPRISE) ** weight
+            self.unit *= min(max(surprise, 1 / _MAX_SURPRISE), _MAX_SURPRISE) ** _BY_NEWEST
         for estimate in estimates:
             estimate.add(max(seconds, 1e-9) / self.unit, self.now)
+        return max(seconds, 1e-9) / self.unit
 
-    def decode_time(self, rows: int) -> float | None:
-        """Return the time of a decode step of `rows` rows; None if it is unknown."""
-        estimate = self._decode_estimates.get(round_to_bucket(rows))
+    def decode_time(self, rows: int, head_ran: bool = False) -> float | None:
+        """Return the time of a decode step of `rows` rows, with or without the draft head; None if it is unknown."""
+        key = round_to_bucket(rows)
+        estimate = self._decode_estimates.get((key, head_ran)) or self._decode_estimates.get((key, not head_ran))
         return None if estimate is None else estimate.value
 
     def verify_times(self, rows: int, max_drafts: int, decode_time: float) -> list[float]:
@@ -347,6 +420,11 @@ def _interpolate_times(known_times: dict[int, float], rows: int, max_drafts: int
 def _prior_slope(rows: int, decode_time: float) -> float:
     """Return the assumed time of each further token, as long as none was measured."""
     return min(PRIOR_SLOPE, PRIOR_SHARE / rows) * decode_time
+
+
+def is_same_speed(unit: float, other: float) -> bool:
+    """Return whether two speeds of the machine are about the same."""
+    return 1 / SAME_SPEED < unit / other < SAME_SPEED
 
 
 def round_to_bucket(count: int) -> int:

@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         "steps at the end of a pipeline teach what decoding costs", LEDGER, "(planned_ahead and not is_newest)", "True"
     ),
-    Fault("nobody looks what decoding costs meanwhile", LEDGER, "or self._steps_since_decode > MAX_UNSEEN_STEPS", ""),
+    Fault("nobody looks what decoding costs meanwhile", LEDGER, "or self._is_decode_time_old", ""),
     Fault("a slow step counts whole", COSTS, "median_low(self._values)", "max(self._values)"),
     Fault("an estimate is never forgotten", COSTS, "now - self.last_step <= (_LATE", "now >= 0 or (_LATE"),
     Fault("the machine's speed is not followed", COSTS, "self.unit *= min", "self.unit *= 1.0 or min"),

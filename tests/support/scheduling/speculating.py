@@ -95,7 +95,11 @@ class Figures:
         noise: float = 0.0,
         seed: int = 0,
         max_rows: int = 16,
+        busy: int | None = None,
     ) -> None:
+        """`busy` is a seed of moments of 0.5 to 5 seconds in which other programs make all steps twice as slow. `times`
+        are then those that the steps would take on an idle machine.
+        """
         config = SchedulerConfig(max_rows=max_rows, prefill_budget=512, context_length=1 << 20, share_prefixes=False)
         self.scheduler = Scheduler(KVCache(BlockPools([LAYER], 1 << 13, 16)), config, clock=lambda: self.now)
         self.now = 0.0
@@ -105,7 +109,8 @@ class Figures:
         self._noise, self._random = noise, random.Random(seed)
         self._texts: dict[int, Sequence[int]] = {}
         self._in_flight: deque[tuple[StepPlan, float]] = deque()
-        self._free_at = self._collected = 0.0
+        self._busy, self._slowdown, self._slowdown_ends = None if busy is None else random.Random(busy), 1.0, 0.0
+        self._worked = self._free_at = self._collected = 0.0
         self._tokens = 0
 
     def add(self, number: int, text: Sequence[int], prompt: Sequence[int] = (1, 2, 3)) -> Job:
@@ -133,10 +138,18 @@ class Figures:
         if self._noise:
             seconds *= 1 + self._noise * abs(self._random.gauss(0, 1))
             seconds *= 4 if self._random.random() < self._noise / 10 else 1
-        self._free_at = max(self._free_at, self.now) + seconds
+        self._free_at = max(self._free_at, self.now) + self.slow_down(seconds)
         if self.machine.at_dispatch:
             self.now = self._free_at
         self._in_flight.append((plan, self._free_at))
+
+    def slow_down(self, seconds: float) -> float:
+        """How long work of these seconds takes now."""
+        self._worked += seconds
+        while self._busy is not None and self.now >= self._slowdown_ends:
+            self._slowdown = 3 - self._slowdown
+            self._slowdown_ends += self._busy.uniform(0.5, 5)
+        return self._slowdown * seconds
 
     def _collect(self) -> None:
         plan, done = self._in_flight.popleft()
@@ -153,7 +166,7 @@ class Figures:
                 self.speculation.end(row.job)
         seconds, self._collected = self.now - self._collected, self.now
         self.speculation.learn(plan, seconds, [row for row in rows if row.num_drafted])
-        self.times.append((self.now, self._tokens))
+        self.times.append((self.now if self._busy is None else self._worked, self._tokens))
 
     @property
     def _jobs(self) -> dict[int, Job]:
