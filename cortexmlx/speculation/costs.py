@@ -86,8 +86,8 @@ class TimeLedger:
         self._early_time = 0.0
         self._unseen_tokens, self._max_unseen_tokens, self._unit_of_decode = 0, MIN_UNSEEN_TOKENS, 1.0
         self._speed_is_confirmed = True
-        self._stretch = (0, 0, 0.0)
-        """The rows, number and seconds of the decode steps since another kind of step."""
+        self._stretch = ((0, False), 0, 0.0)
+        """The decode steps since another kind of step: their rows and whether the head ran, number, and seconds."""
         self._switches: deque[float] = deque(maxlen=9)
 
     @property
@@ -156,20 +156,23 @@ class TimeLedger:
         self.loss_budget.refill(rows + num_accepted)
         if not rows:
             return
-        stretch_rows, steps, stretch_seconds = self._stretch
+        (stretch_rows, head_ran), steps, stretch_seconds = self._stretch
         if plan.kind is not StepKind.DECODE:
             if stretch_rows == rows:
-                self._learn_from_stretch(rows, steps, stretch_seconds)
-            self._stretch = (0, 0, 0.0)
-        elif stretch_rows == rows:
-            self._stretch = (rows, steps + 1, stretch_seconds + step_seconds)
+                self._learn_from_stretch(rows, head_ran, steps, stretch_seconds)
+            self._stretch = ((0, False), 0, 0.0)
+        elif (stretch_rows, head_ran) == (rows, plan.runs_head):
+            self._stretch = ((rows, head_ran), steps + 1, stretch_seconds + step_seconds)
         else:
-            self._stretch = (rows, 1, step_seconds)
+            self._stretch = ((rows, plan.runs_head), 1, step_seconds)
         is_newest = plan.number == self._scheduler.planned_steps
         planned_ahead = plan.tokens is None
         if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (planned_ahead and not is_newest)):
             if rows == len(plan.logit_segments):
-                self._record_decode(rows, step_seconds)
+                self._record_decode(rows, step_seconds, plan.runs_head)
+                if with_head := self.costs.decode_time(rows, plan.runs_head):
+                    without = self.costs.decode_time(rows) or with_head
+                    self.loss_budget.add(min(1 - with_head / without, 0.0) * rows)
             self._end_verifying(rows, drafting_seconds)
             return
         decode_time = self.costs.decode_time(rows)
@@ -204,9 +207,9 @@ class TimeLedger:
             self._lost_time += delay
             self.loss_budget.add(-delay)
 
-    def _record_decode(self, rows: int, seconds: float) -> None:
+    def _record_decode(self, rows: int, seconds: float, head_ran: bool) -> None:
         """Learn what a decode step took, and how long that is believed."""
-        self._speed_is_confirmed = self.costs.record_decode(rows, seconds)
+        self._speed_is_confirmed = self.costs.record_decode(rows, seconds, head_ran)
         if self._unseen_tokens:
             went_on = self._speed_is_confirmed and self._unseen_tokens > self._max_unseen_tokens
             self._max_unseen_tokens = (
@@ -214,13 +217,12 @@ class TimeLedger:
             )
         self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
 
-    def _learn_from_stretch(self, rows: int, steps: int, seconds: float) -> None:
+    def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
         """Learn from decode steps between other ones. Of their `seconds`, a switch's time or less is not theirs."""
-        if (decode_time := self.costs.decode_time(rows)) is not None:
+        if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
             expected = decode_time * self.costs.unit
-            self._record_decode(
-                rows, min(max(expected, (seconds - self.switch_cost * expected) / steps), seconds / steps)
-            )
+            least = (seconds - self.switch_cost * expected) / steps
+            self._record_decode(rows, min(max(expected, least), seconds / steps), head_ran)
 
     def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
         """Note that decode steps run ahead again, the switch's cost, and the newest step's `drafting_seconds`."""
@@ -306,7 +308,7 @@ class StepCosts:
     def __init__(self) -> None:
         self.unit = 1.0
         self.now = 0
-        self._decode_estimates: dict[int, TimeEstimate] = {}
+        self._decode_estimates: dict[tuple[int, bool], TimeEstimate] = {}
         self._verify_estimates: dict[int, dict[int, TimeEstimate]] = {}
         self._any_rows_estimates: dict[int, TimeEstimate] = {}
         self._newest_verify: Sequence[TimeEstimate] = ()
@@ -315,12 +317,13 @@ class StepCosts:
         self._unconfirmed: list[tuple[TimeEstimate, float]] = []
         """What was learned from verifying steps since."""
 
-    def record_decode(self, rows: int, seconds: float) -> bool:
-        """Learn that a decode step of `rows` rows took `seconds`, while others ran before and after it. Return whether
-        that fits the speed of the verifying steps just before, if there were any. If not, what these have taught is
-        dropped; the newest one, which was close in time, is compared with this step.
+    def record_decode(self, rows: int, seconds: float, head_ran: bool = False) -> bool:
+        """Learn that a decode step of `rows` rows, with the draft head if `head_ran`, took `seconds`, while others ran
+        before and after it. Return whether that fits the speed of the verifying steps just before, if there were any.
+        If not, what these have taught is dropped; the newest one, which was close in time, is compared with this.
         """
-        estimate, unit = self._decode_estimates.setdefault(round_to_bucket(rows), TimeEstimate()), self.unit
+        estimate = self._decode_estimates.setdefault((round_to_bucket(rows), head_ran), TimeEstimate())
+        unit = self.unit
         self._record([estimate], seconds)
         near_unit = max(seconds, 1e-9) / estimate.value
         is_confirmed = is_same_speed(near_unit, unit)
@@ -355,9 +358,10 @@ class StepCosts:
             estimate.add(max(seconds, 1e-9) / self.unit, self.now)
         return max(seconds, 1e-9) / self.unit
 
-    def decode_time(self, rows: int) -> float | None:
-        """Return the time of a decode step of `rows` rows; None if it is unknown."""
-        estimate = self._decode_estimates.get(round_to_bucket(rows))
+    def decode_time(self, rows: int, head_ran: bool = False) -> float | None:
+        """Return the time of a decode step of `rows` rows, with or without the draft head; None if it is unknown."""
+        key = round_to_bucket(rows)
+        estimate = self._decode_estimates.get((key, head_ran)) or self._decode_estimates.get((key, not head_ran))
         return None if estimate is None else estimate.value
 
     def verify_times(self, rows: int, max_drafts: int, decode_time: float) -> list[float]:

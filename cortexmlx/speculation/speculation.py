@@ -23,7 +23,7 @@ MAX_STEP_DRAFTS = 64
 ENOUGH_GUESSED = MAX_DRAFTS // 2
 """A guess that has fewer tokens left is asked for again."""
 
-BEGIN, GO_ON = 0.10, 0.02
+BEGIN, GO_ON = 0.10, 0.05
 """By which part of a step's time verifying must be faster than decoding, to begin and to go on with it."""
 
 TRIAL_TOKENS = 4
@@ -32,8 +32,10 @@ TRIAL_TOKENS = 4
 SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
 """After how many tokens it is asked again at first, and later."""
 
-HEAD_WAKES = 32
-"""So many tokens before and after it is to be asked again, the model's draft head runs in all steps."""
+HEAD_WAKES = 16
+"""So many tokens of each row before and after it is to be asked again, the model's draft head runs in all steps: a
+window of steps on a CPU. Where it is one of few layers, that is what it costs most.
+"""
 
 
 @dataclass
@@ -107,11 +109,13 @@ class Speculation:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
         if any(job.drafts_in_flight and job.is_running for job, _ in self._drafted_jobs.values()):
             return
+        jobs = self._scheduler.draftable_jobs
         if self._head_drafter is not None:
             asked_next, _ = self._retry_waits[self._head_drafter.name]
-            is_awake = abs(self.ledger.tokens - asked_next) < HEAD_WAKES  # later, it could not be asked: see `allows`
-            self._scheduler.wake_head(is_awake and not self._head_drafter.is_off)
-        jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted_jobs]
+            is_awake = abs(self.ledger.tokens - asked_next) < HEAD_WAKES * max(1, len(jobs))
+            can_pay = self.ledger.loss_budget.allows(0.5)
+            self._scheduler.wake_head(is_awake and can_pay and not self._head_drafter.is_off)
+        jobs = [job for job in jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
         if not jobs:
             return

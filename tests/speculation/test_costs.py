@@ -83,6 +83,15 @@ def test_one_bad_measurement_is_forgotten_and_tried_again() -> None:
     assert times(costs) == pytest.approx([1 + more * PRIOR_SLOPE for more in range(1, FIRST + 1)])
 
 
+def test_a_decode_step_with_the_draft_head_has_a_price_of_its_own() -> None:
+    costs = StepCosts()
+    costs.record_decode(8, 0.03, head_ran=True)
+    assert costs.decode_time(8) == costs.decode_time(8, head_ran=True), "as long as no other is known"
+    costs.record_decode(8, 0.024)
+    with_head, without = costs.decode_time(8, head_ran=True), costs.decode_time(8)
+    assert with_head is not None and without is not None and without == pytest.approx(0.8 * with_head)
+
+
 def test_rows_have_their_own_costs_and_begin_with_those_of_others() -> None:
     costs = learned()
     costs.record_decode(4, 0.07)
