@@ -17,7 +17,7 @@ from cortexmlx.speculation.drafter import TokenDraft
 from support.effort import examples
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.requests import job_of
-from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, line, ran
+from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
 
 RIGHT = Act(1000, right=16)
 MACHINES = {"cpu": CPU, "gpu": GPU}
