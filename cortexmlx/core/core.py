@@ -123,7 +123,7 @@ class EngineCore:
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
                     self._prepare_planning()
-                    if self.speculation is not None and self.speculation.is_on:
+                    if self.speculation is not None:
                         self.speculation.draft()
                     plan = self._plan()
                     to_choose = self._dispatch(plan)
@@ -387,7 +387,7 @@ class EngineCore:
             if verified_drafts:
                 self.measurements.count_drafts(verified_drafts)
             seconds = self._measure_step(result.seconds)
-            if self.speculation is not None and self.speculation.is_on:
+            if self.speculation is not None:
                 self.speculation.learn(plan, seconds, verified_drafts)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.apply_cancellations(plan)

@@ -101,12 +101,14 @@ class Speculation:
     # -- before a step ------------------------------------------------------------------------------------------------
 
     @property
-    def is_on(self) -> bool:
-        """Whether any token may be drafted: if only grammars force tokens, not without a grammar."""
-        return self._guesses_freely or bool(self._drafted_jobs) or bool(self.forced_drafter)
+    def _is_idle(self) -> bool:
+        """Whether no token can be drafted, since only grammars force tokens, and no job has one."""
+        return not (self._guesses_freely or self._drafted_jobs or self.forced_drafter)
 
     def draft(self) -> None:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
+        if self._is_idle:
+            return
         if any(job.drafts_in_flight and job.is_running for job, _ in self._drafted_jobs.values()):
             return
         jobs = self._scheduler.draftable_jobs
@@ -306,6 +308,8 @@ class Speculation:
         `seconds` is the time that it took of the engine's: since the step before was taken, or since it was begun if
         there was none.
         """
+        if self._is_idle:
+            return
         for row in verified_rows:
             if row.job.id in self._drafted_jobs:
                 drafter = self._drafted_jobs.pop(row.job.id)[1]
