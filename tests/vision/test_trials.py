@@ -26,7 +26,7 @@ TRIALS = (
     (SightedMixedTrial, "qwen3_vl"),
     (SightedTalkTrial, "qwen3_5 head"),
     (SightedMixedTrial, "gemma3"),
-    (SightedMixedTrial, "gemma4 large 8 bits"),
+    pytest.param(SightedMixedTrial, "gemma4 large 8 bits", marks=pytest.mark.slow),
     (SightedTalkTrial, "mistral3 8 bits"),
 )
 
@@ -38,7 +38,9 @@ def test_answers_are_those_of_a_request_alone(trial: type[SightedMixedTrial], na
     assert counts.asked["images"] > 4 and counts.accepted > 10
 
 
-@pytest.mark.parametrize("name", ["gemma4 small", "gemma3", "mistral3"])
+@pytest.mark.parametrize(
+    "name", ["gemma4 small", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral3"))]
+)
 def test_answers_with_adapters_are_those_of_a_request_alone(name: str, tmp_path: Path) -> None:
     kind, counts = sighted_kind(tmp_path, name), Counts()
     adapters = adapters_of(tmp_path / "adapters", kind.folder)
@@ -82,8 +84,13 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_second_question_computes_its_own_tokens_after_kill_9_with_packed_keys(tmp_path: Path) -> None:
-    names = ("gemma4 small", "gemma4 large", "gemma3", "mistral3", "qwen3_vl")
+@pytest.mark.parametrize(
+    "names",
+    [("gemma4 small", "mistral3"), pytest.param(("gemma4 large", "gemma3", "qwen3_vl"), marks=pytest.mark.slow)],
+)
+def test_a_second_question_computes_its_own_tokens_after_kill_9_with_packed_keys(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
     folders = [str(sighted_kind(tmp_path, f"{name} 8 bits").folder) for name in names]
     command = [sys.executable, "-c", ASKING, str(Path(__file__).parents[1]), *folders]
     killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
