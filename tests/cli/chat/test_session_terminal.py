@@ -39,10 +39,10 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
         terminal.shows("context 1%")
         os.kill(terminal.pid, number)
         assert terminal.exit_code() == 128 + number
-        left = terminal.raw.rpartition(b"some words")[2]
         said = [row for row in terminal.screen.rows() if "TTFT" in row]
         assert len(said) == 1, "those of the first answer, and nothing of what came and went"
-        assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
+        for on, off in ((b"\x1b[?25h", b"\x1b[?25l"), (b"\x1b[?2004l", b"\x1b[?2004h")):
+            assert terminal.raw.rfind(on) > terminal.raw.rfind(off), "the cursor is there, and a paste comes as it is"
     assert kept(tmp_path) == [("u", "one"), ("a", "You said: one"), ("u", "!script"), ("a", "some words")]
     assert not [*(tmp_path / "state" / "cortexmlx" / "locks").iterdir()]
 
