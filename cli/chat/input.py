@@ -123,10 +123,12 @@ class Typeahead:
             store_typeahead(self._keys, pressed)
 
     def restore_echo(self) -> None:
-        """Restore the terminal as it was before."""
+        """Restore the terminal as it was before, its modes first: a signal's handler may come in the middle of a write
+        to Python's buffers, where another raises RuntimeError.
+        """
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._saved_modes)
         self._output.disable_bracketed_paste()
         self._output.flush()
-        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._saved_modes)
 
     @contextmanager
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
