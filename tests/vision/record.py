@@ -2,8 +2,8 @@
 
 It is no test. Run it in an environment of its own, with torch and transformers 5.24 and nothing of cortexmlx:
 
-    python -m venv /tmp/judge && /tmp/judge/bin/pip install torch transformers==5.24.0
-    /tmp/judge/bin/python tests/vision/record.py
+    python -m venv judge && judge/bin/pip install torch transformers==5.24.0
+    judge/bin/python tests/vision/record.py
 
 It writes the files of `tests/vision/recorded/`. Weights and pixels come from `support.models.towers`.
 """
