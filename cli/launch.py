@@ -25,7 +25,7 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.serve.command import LogFormat, log_event, log_request, open_socket
-from cortexmlx.cli.serve.keys import KEY_VARIABLE, load_secret
+from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, load_secret, server_url
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
 from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
@@ -35,9 +35,6 @@ from cortexmlx.errors import CortexError
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.server.model_pool import client_model_name
 from cortexmlx.system.files import state_folder
-
-RUNNING_URL = "http://127.0.0.1:8000"
-"""Where `cortexmlx serve` usually listens."""
 
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
@@ -144,8 +141,7 @@ def launch(
 
 def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
     """Return the server at `url` (None: the usual one) if it has the model (None: any), and answers our key."""
-    key, url = os.environ.get(KEY_VARIABLE, ""), (url or RUNNING_URL).rstrip("/").removesuffix("/v1")
-    url = url if "://" in url else f"http://{url}"
+    key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

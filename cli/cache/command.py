@@ -17,7 +17,7 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.serve.keys import KEY_VARIABLE
+from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, server_url
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
@@ -115,7 +115,7 @@ _SECONDS = 10.0
 
 
 def why(
-    url: Annotated[str, typer.Option("--url", metavar="URL", help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="The server.")] = RUNNING_URL,
     count: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="The last N prompts.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
 ) -> None:
@@ -140,9 +140,9 @@ def why(
 
 def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
     """Return what a server reports of a key's prompts, the newest first. Raises CortexError."""
-    address = urlsplit(url if "://" in url else f"http://{url}")
+    address = urlsplit(server_url(url))
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    path, headers = f"{address.path.rstrip('/').removesuffix('/v1')}/cache/why", {"authorization": f"Bearer {key}"}
+    path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}
     try:
         with closing(kind(address.hostname or "", address.port, timeout=_SECONDS)) as connection:
             connection.request("GET", path, headers=headers if key else {})

@@ -1,4 +1,6 @@
-"""The API keys of a server: from a file, and from the environment. Never from the command line, which others see."""
+"""How a server is asked: its address, and its API keys, from a file and from the environment. Never from the command
+line, which others see.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,15 @@ from cortexmlx.system.files import state_folder
 
 KEY_VARIABLE = "CORTEXMLX_API_KEY"
 """The environment variable with a key."""
+
+RUNNING_URL = "http://127.0.0.1:8000"
+"""Where `cortexmlx serve` listens, unless it is told otherwise."""
+
+
+def server_url(text: str) -> str:
+    """Return a server's URL, without the /v1 that OpenAI's clients add to it. Without a scheme, it is asked by HTTP."""
+    url = text.rstrip("/").removesuffix("/v1")
+    return url if "://" in url else f"http://{url}"
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
