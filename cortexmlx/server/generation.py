@@ -247,13 +247,13 @@ class GenerationEndpoints:
         """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that
         sees, since a small file may be a large image, and for a body that names stored responses, which may be large.
         """
-        if defaults.check_image is not None or defaults.earlier_responses:
-            return await run_on_thread(read)
-        async with self._turns(request):
-            return await run_by_size(request.scope[SCOPE_BODY_BYTES], read)
+        sees = defaults.check_image is not None
+        size = sys.maxsize if sees or defaults.earlier_responses else request.scope[SCOPE_BODY_BYTES]
+        async with self._turns(request, sees):
+            return await run_by_size(size, read)
 
-    def _turns(self, request: Request) -> asyncio.Semaphore:
-        return self.request_limiter.turns(request.scope.get(SCOPE_CLIENT, ""))
+    def _turns(self, request: Request, with_images: bool = False) -> asyncio.Semaphore:
+        return self.request_limiter.turns(request.scope.get(SCOPE_CLIENT, ""), with_images)
 
     def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
         """Return the defaults for a client's body, with its seal and stored responses. No `lease`: no known model."""

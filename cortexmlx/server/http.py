@@ -257,7 +257,7 @@ class RequestLimiter:
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._slow: dict[RequestPermit, asyncio.Timeout] = {}
-        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]()
+        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, bool], asyncio.Semaphore]]()
 
     @property
     def open_count(self) -> int:
@@ -277,12 +277,13 @@ class RequestLimiter:
         self._open[client] += 1
         return RequestPermit(self, client)
 
-    def turns(self, client: str) -> asyncio.Semaphore:
+    def turns(self, client: str, with_images: bool = False) -> asyncio.Semaphore:
         """Return what a client's bodies wait for while MAX_THREADS of them are worked on. The event loop gets the
-        interpreter in its turn, so a hundred threads hold it up for seconds.
+        interpreter in its turn, so a hundred threads hold it up for seconds. Bodies `with_images` wait only for each
+        other, since an image may have to be fetched.
         """
         of_loop = self._turns.setdefault(asyncio.get_running_loop(), {})
-        return of_loop.setdefault(client, asyncio.Semaphore(MAX_THREADS))
+        return of_loop.setdefault((client, with_images), asyncio.Semaphore(MAX_THREADS))
 
     def _has_room(self, client: str) -> bool:
         """Whether a client may open another request."""
