@@ -104,6 +104,7 @@ class TimeLedger:
         decode_time = self.costs.decode_time(rows)
         if decode_time is None or self._is_decode_time_old:
             return None
+        self.loss_budget.cover(rows)
         token_time = decode_time / rows
         if self._scheduler.is_prefilling:
             rate = self._scheduler.cost_model.seconds_per_token
@@ -277,7 +278,7 @@ class TimeEstimate:
         self.last_step = now
 
     def drop(self, value: float) -> None:
-        """Forget a measurement, if it has it."""
+        """Remove a measurement if it is among the newest."""
         if value in self._values:
             self._values.remove(value)
             self._median = None
@@ -338,7 +339,7 @@ class StepCosts:
         """Learn that a step of `rows` rows and `tokens` tokens, drafts among them, took `seconds`. If it is known what
         such steps cost, they only tell the machine's speed, until they can be compared with a decode step.
         """
-        row_estimates, key = self._verify_estimates.setdefault(round_to_bucket(rows), {}), round_to_bucket(tokens)
+        row_estimates, key = self._verify_estimates.setdefault(round_to_bucket(rows), {}), _verify_bucket(rows, tokens)
         estimates = [each.setdefault(key, TimeEstimate()) for each in (row_estimates, self._any_rows_estimates)]
         unknown = [estimate for estimate in estimates if not estimate.is_firm(self.now)]
         value = self._record(unknown, seconds, estimates[0])
@@ -405,7 +406,7 @@ def _interpolate_times(known_times: dict[int, float], rows: int, max_drafts: int
         while index < len(known_tokens) and known_tokens[index] <= tokens:
             lower_tokens, lower_time = known_tokens[index], known_times[known_tokens[index]]
             index += 1
-        if lower_tokens == round_to_bucket(tokens):
+        if lower_tokens == _verify_bucket(rows, tokens):
             times.append(max(lower_time, decode_time / 2))
             continue
         if index < len(known_tokens):
@@ -435,11 +436,19 @@ def round_to_bucket(count: int) -> int:
     return count // grain * grain
 
 
+def _verify_bucket(rows: int, tokens: int) -> int:
+    """Return the least number of tokens of a verifying step that shares an estimate with one of `tokens`."""
+    return max(round_to_bucket(tokens), rows + 1)
+
+
 # LossBudget: how much time drafting may still lose. It bounds what any text can make drafting cost.
 
 
 BUDGET_CAP = 22.0
 """The most that can be lost in one go, in the time of so many decoded tokens."""
+
+BUDGET_CAP_STEPS = 3.0
+"""With many rows it is this many decode steps instead, or else the worst first try would be more than may be lost."""
 
 BUDGET_REFILL = 0.004
 """How much comes in with each token, whatever it cost."""
@@ -453,11 +462,18 @@ class LossBudget:
     in up to `BUDGET_CAP`, and it refills slowly with each token.
 
     A step is allowed if there is enough for its worst case. So within any n tokens, drafting loses at most
-    `BUDGET_CAP + BUDGET_REFILL * n`, as far as its estimates of steps are right: for 1,000 tokens that is 2.6 %.
+    `cap + BUDGET_REFILL * n`, as far as its estimates of steps are right: for 1,000 tokens of few rows that is 2.6 %.
     """
 
     def __init__(self) -> None:
         self.level = BUDGET_START
+        self.cap = BUDGET_CAP
+
+    def cover(self, rows: int) -> None:
+        """Have room for the losses of steps of so many rows. What is added for the most rows so far is added once."""
+        more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
+        self.cap += more
+        self.level += more
 
     def allows(self, loss: float) -> bool:
         """Return whether the budget allows a step that may lose `loss`."""
@@ -465,7 +481,7 @@ class LossBudget:
 
     def add(self, tokens: float) -> None:
         """Add the time that a step has won, in decoded tokens. A loss is negative."""
-        self.level = min(self.level + tokens, BUDGET_CAP)
+        self.level = min(self.level + tokens, self.cap)
 
     def refill(self, tokens: int) -> None:
         """Refill the budget a little, after `tokens` new tokens."""

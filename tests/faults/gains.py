@@ -13,8 +13,16 @@ TESTS = ("speculation", "scheduling/test_latency.py", "scheduling/test_drafts.py
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= BUDGET_CAP"),
-    Fault("the purse saves without end", PURSE, "min(self.level + tokens, BUDGET_CAP)", "self.level + tokens"),
+    Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= self.cap"),
+    Fault("the purse saves without end", PURSE, "min(self.level + tokens, self.cap)", "self.level + tokens"),
+    Fault("the purse is as small for many rows", LEDGER, "        self.loss_budget.cover(rows)\n", ""),
+    Fault("the purse of many rows is filled again and again", PURSE, "        self.cap += more\n", ""),
+    Fault(
+        "steps of many rows forget what a few drafts cost",
+        COSTS,
+        "max(round_to_bucket(tokens), rows + 1)",
+        "round_to_bucket(tokens)",
+    ),
     Fault("the purse is never filled", PURSE, "self.add(BUDGET_REFILL * tokens)", "self.add(0 * tokens)"),
     Fault(
         "a verifying step's loss is not counted",

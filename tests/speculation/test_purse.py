@@ -6,19 +6,24 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.speculation.costs import BUDGET_CAP, BUDGET_REFILL, LossBudget
+from cortexmlx.speculation.costs import BUDGET_CAP, BUDGET_CAP_STEPS, BUDGET_REFILL, LossBudget
 
 STEPS = st.lists(
-    st.tuples(st.floats(0, 30), st.floats(0, 1), st.integers(1, 40)),
+    st.tuples(st.floats(0, 90), st.floats(0, 1), st.integers(1, 40)),
     min_size=1,
     max_size=60,
 )
 """Tries: what each loses at the worst, which part of that comes true, and its tokens. Below one half, it wins."""
 
 
-@given(STEPS)
-def test_within_any_tokens_no_more_is_lost_than_was_allowed(steps: list[tuple[float, float, int]]) -> None:
+@given(STEPS, st.lists(st.integers(1, 30)))
+def test_within_any_tokens_no_more_is_lost_than_was_allowed(
+    steps: list[tuple[float, float, int]], rows: list[int]
+) -> None:
     purse = LossBudget()
+    for each in rows:
+        purse.cover(each)
+    assert purse.cap == max([BUDGET_CAP, *(BUDGET_CAP_STEPS * each for each in rows)])
     lost: list[tuple[float, int]] = []
     for worst, truth, tokens in steps:
         if purse.allows(worst):
@@ -27,12 +32,12 @@ def test_within_any_tokens_no_more_is_lost_than_was_allowed(steps: list[tuple[fl
         else:
             lost.append((0.0, tokens))
         purse.refill(tokens)
-        assert -1e-9 <= purse.level <= BUDGET_CAP
+        assert -1e-9 <= purse.level <= purse.cap
     for begin in range(len(lost)):
         window = lost[begin:]
         for end in range(1, len(window) + 1):
             sum_lost, tokens = (sum(each) for each in zip(*window[:end], strict=True))
-            assert sum_lost <= BUDGET_CAP + BUDGET_REFILL * tokens + 1e-6
+            assert sum_lost <= purse.cap + BUDGET_REFILL * tokens + 1e-6
 
 
 def test_a_thousand_tokens_lose_three_percent_at_most() -> None:

@@ -17,10 +17,16 @@ from cortexmlx.speculation.drafter import TokenDraft
 from support.effort import examples
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.requests import job_of
-from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
+from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, line, ran
 
 RIGHT = Act(1000, right=16)
 MACHINES = {"cpu": CPU, "gpu": GPU}
+WIDE = Machine(
+    line({1: 0.010, 16: 0.013, 32: 0.015, 64: 0.019}),
+    line({1: 0.0105, 8: 0.0118, 16: 0.0133, 32: 0.0153, 64: 0.0195, 128: 0.03}),
+    at_dispatch=False,
+)
+"""A GPU to which one token more is hardly anything, also for many rows."""
 
 
 @cache
@@ -46,6 +52,21 @@ def test_what_repeats_itself_is_faster(machine: str, rows: int, least: float) ->
     texts = texts_of(rows, 800)
     figures = ran(MACHINES[machine], texts, adversary(texts, [RIGHT]))
     assert figures.rate > least * plain(machine, rows, 800).rate
+
+
+@pytest.mark.parametrize(("rows", "least"), [(8, 1.3), (12, 1.3), (32, 1.15)])
+def test_many_rows_that_begin_at_once_draft_where_it_pays(rows: int, least: float) -> None:
+    """From 12 rows on, the worst first try was more than could ever be lost."""
+    texts = texts_of(rows, 200)
+    drafting = ran(WIDE, texts, adversary(texts, [Act(200, 3)]), max_rows=32)
+    assert drafting.rate > least * ran(WIDE, texts, None, max_rows=32).rate
+
+
+def test_of_many_rows_a_few_drafted_tokens_cost_what_they_did_before() -> None:
+    """Steps of 33 to 35 tokens share an estimate with those of 32, which no step of 32 rows looked up: 0.86x."""
+    texts = texts_of(32, 120)
+    drafting = ran(GPU, texts, adversary(texts, [RIGHT]), max_rows=32)
+    assert drafting.rate > 0.97 * ran(GPU, texts, None, max_rows=32).rate
 
 
 @pytest.mark.parametrize(
