@@ -427,8 +427,10 @@ def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, 
     return given_values if params.form is None else {**given_values, "structured": params.form}
 
 
-def read_elsewhere(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
-    """Return what reads images from --fetch-images and --images-from; None without both. Raises typer.BadParameter."""
+def make_elsewhere_reader(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
+    """Return a function that reads images as --fetch-images and --images-from allow; None if neither is given. Raises
+    typer.BadParameter.
+    """
     if not hosts and root is None:
         return None
     from cortexmlx.vision.elsewhere import ImagesElsewhere

@@ -172,7 +172,7 @@ class KernelGeometry(ABC):
     @property
     @abstractmethod
     def template(self) -> list[tuple[str, int | bool]]:
-        """This kernel's own template arguments. They follow those of all kernels: dtypes, dims, block size, group."""
+        """This kernel's own template arguments, after those of all kernels: dtypes, dims, block size, group."""
 
     @cached_property
     def partition(self) -> int:

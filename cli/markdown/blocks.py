@@ -64,7 +64,9 @@ def _limit_to_last_link(rule: RuleFuncInlineType) -> RuleFuncInlineType:
 
 
 def _keep_surplus_cells(state: StateCore) -> None:
-    """Append cells beyond a table's last column, as after a | in code, to its last cell: the parser would drop them."""
+    """Append a row's cells beyond the table's last column (a | in code makes some) to the row's last cell. The parser
+    would drop them.
+    """
     lines = state.src.split("\n")
     row, cells = "", list[Token]()
     for previous_token, token in pairwise(state.tokens):

@@ -143,7 +143,7 @@ class EngineCore:
     @property
     def looks_at_images(self) -> bool:
         """Whether requests wait for features of images."""
-        return self.model.sight is not None and self.model.sight.looked_at is not None
+        return self.model.sight is not None and self.model.sight.current_image is not None
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -167,11 +167,11 @@ class EngineCore:
     def _see(self) -> None:
         """Look longer at images that requests wait for. Those fail whose image is refused memory twice, or fails."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
-        assert sight is not None and sight.looked_at is not None
+        assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
             sight.forget()
             return
-        image = sight.looked_at
+        image = sight.current_image
         try:
             sight.advance(None if self.config.token_target is None else self.config.token_target / 2)
         except Exception as error:  # MLX raises anything without memory
@@ -187,7 +187,7 @@ class EngineCore:
                 answer, images = self.requests.answers.get(job.id), job.request.images
                 if answer is not None and images is not None and images.shows(image):
                     self.requests.fail(answer.of_request, failed)
-        if sight.looked_at is not image:
+        if sight.current_image is not image:
             self._refused_image = None
             self.scheduler.note_seen(image)
 

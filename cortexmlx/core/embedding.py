@@ -442,8 +442,8 @@ Encode = Callable[[str], list[int]]
 
 
 def first_tokens(encode: Encode, text: str, max_tokens: int) -> list[int]:
-    """Return the tokens of `text` if it has at most `max_tokens`, or is not LONG. Otherwise return more than
-    `max_tokens` tokens, with which the text begins.
+    """Return all tokens of a text with at most LONG characters or `max_tokens` tokens, and at least the first
+    `max_tokens` + 1 of another.
     """
     size, tries = max(LONG, _CHARACTERS * (max_tokens + 1)), 0
     while size < len(text):

@@ -116,9 +116,9 @@ class DiskLoad:
         return self.first_block
 
     def choose_pieces(self, piece_sizes: Mapping[Key, int], rate: float) -> list[Key]:
-        """Return the keys of the pieces worth reading, or none if computing is faster. They are what it takes to reuse
-        as many blocks as possible. `piece_sizes` has the bytes of each piece that exists, and `rate` is how many bytes
-        can be read per second.
+        """Return the keys of the pieces worth reading; none if they help nothing, or if computing is faster. They are
+        what it takes to reuse as many blocks as possible. `piece_sizes` has the bytes of each piece that exists, and
+        `rate` is how many bytes can be read per second.
         """
         end = self.reusable_blocks(piece_sizes)
         keys = [self._piece_key(block, group) for block, group in self._needed_pieces(end)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -64,6 +65,7 @@ class RankOptions:
     max_rows: int
     prefill_budget: int
     cut: ShardingMode = ShardingMode.AUTO
+    """How the model is divided."""
     compare_every: int = COMPARE_EVERY
     """After how many steps the ranks' plans and block tables are compared. 1 in debug runs."""
 
@@ -371,7 +373,7 @@ def sent_param_types(params: type) -> dict[str, Any]:
     if strange := NOT_SENT - field_types.keys():
         raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
     sent_types = {name: kind for name, kind in field_types.items() if name not in NOT_SENT}
-    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), {"Mapping": Mapping})
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), vars(sys.modules[params.__module__]))
     for name, kind in kinds.items():
         if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
             raise TypeError(f"the sampling parameter {name!r} has no bytes: {kind}; or it is NOT_SENT")

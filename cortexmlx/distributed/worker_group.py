@@ -208,7 +208,7 @@ class WorkerChannel:
         self._link.close()
 
     def _explain(self, error: HostLost) -> HostLost:
-        """Return the error with how the worker ended."""
+        """Return the error with more in its message: which worker ended first, and how."""
         return explain_loss(error, self._processes, self._names, lambda rank: self._links[rank].ended_there)
 
 

@@ -250,7 +250,7 @@ class ServedAdapters:
         self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Add what the step's adapters compute from a layer's input `x` to its output `out`. `module`: the layer id."""
+        """Return a layer's output `out` plus what the step's adapters compute from its input `x`. `module`: its id."""
         part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)

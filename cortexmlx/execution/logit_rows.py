@@ -167,7 +167,7 @@ class RowSelection:
 
 
 class _RowPicker(_ModuleWrapper):
-    """Wraps a norm, and drops the rows that need no logits before the last of its `calls` in a pass."""
+    """Wraps a norm that is called `calls` times in a pass, and drops the rows that need no logits in the last call."""
 
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)

@@ -72,7 +72,7 @@ class BlockTable:
         return (block * np.int64(block_size) + positions % block_size).astype(np.int32)
 
     def remove_from(self, keep: int) -> list[int]:
-        """Remove the blocks from index `keep` on from the table, and return them."""
+        """Remove the table's blocks from index `keep` onward, and return them."""
         keep = max(keep - self.first, 0)
         rest = self.blocks[keep:]
         del self.blocks[keep:]

@@ -53,8 +53,7 @@ def load_model(
     `dequantize`: True makes the weights float32, and False leaves them as stored. None makes them float32 on a Linux
     CPU if that takes less than a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
 
-    `on_progress(progress)` is called on this thread. During a download it is called on the download's threads, one call
-    at a time.
+    `on_progress(progress)` is called on this thread.
 
     `weights_hash` begins before the files are read, and learns which arrays were made from them.
 

@@ -1,4 +1,5 @@
-"""Conversation history that no chat template can read (images, invalid text, foreign fields), and what replaces it.
+"""What messages contain, texts and images, and what replaces that which no chat template can read (images for a model
+that does not see, invalid text, foreign fields).
 
 A wrong parameter is refused: its sender can change it. A conversation was written by tools, by other servers and by
 people who paste images, and it comes again with every request, so an error would end it for ever. What cannot be read

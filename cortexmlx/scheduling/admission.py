@@ -139,7 +139,7 @@ class Admission:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether all waiting jobs are parked. If no job runs then, they wait for the disk."""
+        """Whether all waiting jobs are parked. If no job runs then, they wait for the disk or for images."""
         return self.count > 0 and self._queues.first is None
 
     def recheck_queue(self) -> None:

@@ -56,8 +56,8 @@ class Job:
     keep: KeepPolicy | None = None
     """Which tokens stay when the text outgrows the context; None: all tokens."""
     salt: str | None = None
-    """It shares texts with jobs of the same salt only, and blocks with those that have its adapter, too (`block_salt`).
-    """
+    """It shares texts with jobs of the same salt only, and blocks only with those of them that also have its adapter
+    (`block_salt`)."""
     state: RequestState = RequestState.WAITING
     generation: int = 0
     """A number that changes when the job loses its row. Results for an older generation are dropped."""

@@ -256,8 +256,8 @@ class RunningSet:
             self.cache.states.mark_used(job.id, anchor)
 
     def plan_cuts(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan which recurrent states to keep within a step that computes `scheduled_tokens` tokens. None is kept after
-        a drafted token.
+        """Plan which recurrent states to keep within a step that computes so many tokens of each job. None is kept
+        after a drafted token.
         """
         cuts = []
         for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():

@@ -463,7 +463,7 @@ def _without_token_settings(
     """Return the settings of another model's conversation, without those that contain token ids."""
     dropped_names = [name for name in _OF_TOKENS if getattr(params, name)]
     if dropped_names:
-        params = replace(params, logit_bias={}, stop_token_ids=())
+        params = replace(params, **{name: getattr(SamplingParams(), name) for name in dropped_names})
         notes += (f"{' and '.join(dropped_names)} named tokens of another model than {info.name}: not set any more",)
     return _without_unread_variables(info, params, variables, notes)
 

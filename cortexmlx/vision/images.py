@@ -366,8 +366,8 @@ class ImagePatches:
     """SHA-256 of the image with the processor's settings and version: the key of cached features and KV blocks."""
 
 
-class _Family(Protocol):
-    """How a family of models cuts images into patches. Its code is transformers'; errors of it are ValueError."""
+class _PatchMaker(Protocol):
+    """Cuts images into patches for a family of models, with transformers' code, whose errors are ValueErrors."""
 
     merge: int
     """How many patches a token is wide and high."""
@@ -502,7 +502,7 @@ class _Pixtral:
         return cut.reshape(height * width // patch**2, -1)
 
 
-_FAMILIES: dict[str, type[_Family]] = {
+_FAMILIES: dict[str, type[_PatchMaker]] = {
     "Qwen2VLImageProcessor": _Qwen2VL,
     "Gemma4ImageProcessor": _Gemma4,
     "Gemma4UnifiedImageProcessor": _Gemma4,

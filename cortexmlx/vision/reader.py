@@ -34,8 +34,8 @@ OPEN_BYTES = 1 << 30
 
 
 class ImageReader:
-    """Opens images, prepares them as a model's `processor` does, and writes them into texts as marks, which `encode`
-    replaces by the images' tokens.
+    """Opens images, prepares them as a model's `processor` does, and writes them into texts as marks, which the
+    tokenizer's `encode` replaces by the images' tokens with `split`.
 
     `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
     the template writes in its place, and `row_ends` are those that end its rows and its last row. `has_axes` says

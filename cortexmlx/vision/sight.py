@@ -81,7 +81,7 @@ class Sight:
         return next((image for image in reversed(self._waiting) if image.key in wanted), None)
 
     @property
-    def looked_at(self) -> PreparedImage | None:
+    def current_image(self) -> PreparedImage | None:
         """The image that `advance` goes on with; None if none waits."""
         return self._waiting[0] if self._waiting else None
 
@@ -90,7 +90,7 @@ class Sight:
         its end. It is not begun while it would have features dropped that were wanted since the last call. Raises what
         MLX raises without memory; then that image waits no more.
         """
-        image, until = self.looked_at, None if seconds is None else time.perf_counter() + seconds
+        image, until = self.current_image, None if seconds is None else time.perf_counter() + seconds
         needed, self._needed = self._needed, set()
         if image is None:
             return

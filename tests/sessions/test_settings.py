@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cortexmlx import ChatPrompt, Engine
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.sessions.conversation import _OF_TOKENS
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine, FakeInfo
 
@@ -50,6 +52,11 @@ def test_ids_of_tokens_and_unread_variables_do_not_hold_with_another(saved: Path
     moved = before.fork(other)
     assert (moved.params, moved.template_vars, moved.notes) == (SamplingParams(top_k=3), {}, notes)
     assert before.params == OF_TOKENS
+
+
+def test_every_parameter_of_token_ids_is_among_those_that_another_model_does_not_take() -> None:
+    of_tokens = {each.name for each in fields(SamplingParams) if re.match(r"(Sequence|Mapping)\[int\b", str(each.type))}
+    assert of_tokens == set(_OF_TOKENS)
 
 
 def test_other_weights_of_the_same_name_are_another_model(saved: Path) -> None:

@@ -164,7 +164,7 @@ class CallFormat(ABC):
         return lark.text_up_to_rules("lead", self.trigger, specials, thoughts_tag)
 
     def _call_rules(self, calls: AllowedCalls, specials: Specials) -> list[str]:
-        """Return the rules of all calls after the trigger."""
+        """Return the grammar rules of what follows the trigger: the calls, and what separates and ends them."""
         more_calls = f"({self._between_calls(specials)} call)*"
         several = self.parallel and calls.allows_several
         end = self._after_calls(specials)

@@ -110,7 +110,7 @@ class _LiteralFormat(SeparateArguments):
 
     @abstractmethod
     def _quoted_to_json(self, quote: str, token: str) -> str:
-        """Convert a string that was written in quotes to JSON."""
+        """Convert a quoted string of the format to a JSON string."""
 
 
 def _token_pattern(*texts: str, word_pattern: str) -> re.Pattern[str]:
