@@ -159,7 +159,9 @@ def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds
 
 
 def read_ids(source: str, input_format: InputFormat) -> RequestIds | None:
-    """Read the ids ahead of the run; None for a pipe, read only once. Raises InvalidRequest if an id occurs twice."""
+    """Read all ids ahead of the run; None for a pipe, which can be read only once. Raises InvalidRequest if an id
+    occurs twice.
+    """
     with open_ahead(source) as file:
         return None if file is None else collect_ids(file, is_jsonl(source, input_format))
 

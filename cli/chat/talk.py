@@ -66,7 +66,7 @@ class ChatLoop:
     def run_once(self, first_question: str) -> Completion:
         """Answer one question: `first_question`, or the one that the user types.
 
-        Raises the error of the answer, Leave at the end of the input, LineCleared if Ctrl-C comes twice.
+        Raises the error of the answer, LeaveChat at the end of the input, LineCleared if Ctrl-C comes twice.
         """
         step: Question | QuestionDraft | None = Question(first_question) if first_question else None
         while not isinstance(step, Question):

@@ -146,7 +146,9 @@ def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, T
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
-    """Return one untimed job per layer, its only candidate the reproducible method, for `Autotuner.choose_default`."""
+    """Return a job per layer that is never timed: its only candidate is the reproducible method. For
+    `Autotuner.choose_default`.
+    """
     return [
         TuningJob(
             layer.label,

@@ -518,7 +518,7 @@ class KernelSelector:
         return check.outcome
 
     def _check_result(self, variant: Variant) -> VariantCheck:
-        """Return the check result of a kernel variant, checked once."""
+        """Return what the check of a kernel variant found. It is checked at the first call."""
         if variant not in self._checks:
             self._checks[variant] = check_decode(self._kernels, variant)
         return self._checks[variant]

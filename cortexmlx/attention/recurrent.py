@@ -189,7 +189,7 @@ class RecurrentCache(PipelineSender):
 
 
 def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
-    """Copy a span's states that a module changed to the next span; the layer's other modules may have set the rest."""
+    """Copy what a module has changed of a span's states to the next span; the layer's other modules set the others."""
     for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new

@@ -7,7 +7,7 @@ after a row's last one are excluded by selection. A block is filled with zeros w
 a longer piece sees is dequantized.
 
 Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
-(`pieces/piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of
+(`PieceBatches`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of
 its slots if it has several runs, from the oldest token that a query of the piece sees. A GPU uses MLX's fused attention
 for them. A CPU computes stretches of queries, and skips tokens that come after all of them.
 

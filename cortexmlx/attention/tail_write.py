@@ -294,7 +294,7 @@ class TailWriter:
 
 
 def _alias(x: mx.array) -> mx.array:
-    """Return the same array as an object of its own, which no change in place reaches. It costs no operation."""
+    """Return another array object with the same data, which no change of `x` in place reaches. It costs nothing."""
     return x.astype(x.dtype)
 
 

@@ -15,11 +15,11 @@ from typing import TypeVar
 from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.draft_model import DraftModel, name_draft, open_draft
+from cortexmlx.core.engine_model import Call, EngineModel
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.meter import Measurements
 from cortexmlx.core.open_requests import OpenRequests
-from cortexmlx.core.served_model import Call, EngineModel
 from cortexmlx.core.text import StopConditions
 from cortexmlx.errors import CortexError, HostLost, OutOfMemory
 from cortexmlx.execution.boundary import Refusal, Runner
@@ -237,12 +237,12 @@ class EngineCore:
         self.pins.move_to_cache(self.cache)
 
     def drop_in_flight(self) -> None:
-        """Drop the steps that are in flight in lost workers: see `Recoverable`."""
+        """Drop the steps that are in flight in lost workers: see `Recovery`."""
         self._in_flight.clear()
         self._last_collect_time = None
 
     def begin_on_new_workers(self) -> None:
-        """Begin on the restarted workers, with an empty arena: see `Recoverable`."""
+        """Begin on the restarted workers, with an empty arena: see `Recovery`."""
         self.model.reset()
         self.runner = self.model.runner
         self.cache.states.take_ops()

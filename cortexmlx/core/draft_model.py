@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.engine_model import EngineModel
 from cortexmlx.core.in_process_model import InProcessModel
-from cortexmlx.core.served_model import EngineModel
 from cortexmlx.errors import CortexError, ModelUnsupported
 from cortexmlx.execution.boundary import Refusal
 from cortexmlx.kv.snapshots import NO_STATE_OPS

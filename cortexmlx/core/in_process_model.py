@@ -18,7 +18,7 @@ from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.autotune.chooser import SECONDS
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import detect_support
-from cortexmlx.core.served_model import Call, check_prefix_cache, model_info, scheduler_config
+from cortexmlx.core.engine_model import Call, check_prefix_cache, model_info, scheduler_config
 from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup

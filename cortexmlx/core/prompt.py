@@ -30,7 +30,7 @@ class PromptSource:
 
 
 class ChatTokens(list[int]):
-    """The token ids of rendered messages, with thought marks and allowed calls. The lengths: see QueuedRequest."""
+    """The token ids of rendered messages, with thought marks and allowed calls. Its lengths: see QueuedRequest."""
 
     def __init__(
         self,

@@ -535,7 +535,7 @@ class ThinkingTokenCounter:
         self._token_ends.append(self._token_ends[-1] + len(new))
 
     def add_parts(self, parts: Iterable[TextPart]) -> None:
-        """Add the next parts into which that text was split."""
+        """Add the next parts into which the tokens' text was split."""
         for part in parts:
             part_start, self._parted_chars = self._parted_chars, self._parted_chars + len(part.text)
             if part.kind is TextKind.THOUGHT:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import no_support
-from cortexmlx.core.served_model import (
+from cortexmlx.core.engine_model import (
     AttentionInUse,
     Call,
     EngineModel,

@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 class RemoteRunner:
     """A `Runner` whose work is done by workers, over one channel to each rank, rank 0 first. `open` and `make_runners`
-    come first, once each. Only the engine's thread may call it.
+    come first, once each, on any thread. All else is called by the engine's thread only.
 
     A call raises HostLost, with the host if it is known, if a rank ended, hangs, raised or was refused memory within a
     step's pass. From then on every call raises it, except `forget`, `release`, `trim` and `close`, which clean up and

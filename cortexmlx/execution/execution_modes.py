@@ -105,8 +105,9 @@ class PagedMode:
         """What sees images for the model; None: it reads text only."""
 
     def add_head(self, head: DraftHead | Assistant) -> bool:
-        """Run a draft head or an assistant with the model. The layer of a head joins the group of the layer that it is
-        like. Return False if that does not see everything, or if the model's last hidden states cannot be had.
+        """Have a draft head or an assistant run with the model from now on. The layer of a head joins the group of the
+        layer that it is like. Return False if that does not see everything, or if the model's last hidden states cannot
+        be had.
         """
         has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
         if isinstance(head, Assistant):

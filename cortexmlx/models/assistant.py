@@ -181,7 +181,7 @@ def read_assistant(folder: Path, model: nn.Module) -> Assistant:
         assistant.set_dtype(language_model.layers[0].input_layernorm.weight.dtype)
         if not model_weights.is_quantized(model):
             model_weights.dequantize_layers(assistant)
-        mx.eval(mx.random.state, assistant.parameters())  # the state: see `_evaluate` of `load`
+        mx.eval(mx.random.state, assistant.parameters())  # the state: see `load._evaluate`
     return assistant
 
 

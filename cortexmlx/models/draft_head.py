@@ -149,7 +149,7 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
         head.load_weights([(name, weights[name]) for name in weights if name.endswith(_FLOAT32)], strict=False)
         if not model_weights.is_quantized(model):
             model_weights.dequantize_layers(head)
-        mx.eval(mx.random.state, head.parameters())  # the state: see `_evaluate` of `load`
+        mx.eval(mx.random.state, head.parameters())  # the state: see `load._evaluate`
     return head
 
 
@@ -227,8 +227,9 @@ def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) ->
 def quantize_head(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
 ) -> None:
-    """Replace the layers of `head` whose weights are packed. Their bits are in `settings` by path, or in the shapes.
-    The names in the files have a `prefix`. Raises ModelCorrupt if they do not fit.
+    """Put quantized layers in place of those of `head` whose weights are packed in the files. Their bits are in
+    `settings` by path, or in the shapes. The names in the files have a `prefix`. Raises ModelCorrupt if they do not
+    fit.
     """
     infer_settings = import_mlx_lm_utils().infer_quant_config
 

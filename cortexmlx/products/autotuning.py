@@ -73,7 +73,9 @@ def mlx_row_limit(shape: ProductShape, architecture: tuple[int, str] | None) -> 
 
 
 class ProductChoices:
-    """The products that our kernel computes, by shape and number of rows. None at first: see `Use`."""
+    """The products that our kernel computes, by shape and number of rows; no product at first. It is a `Use` of
+    served.py.
+    """
 
     def __init__(self) -> None:
         self._kernel_products: frozenset[tuple[ProductShape, int]] = frozenset()

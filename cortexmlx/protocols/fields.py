@@ -56,7 +56,9 @@ class BodyFields:
         return self.reject_unknown(self.reject_unserved(body))
 
     def reject_unserved(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a body without null and unserved fields. Raises InvalidRequest if an unserved one is not harmless."""
+        """Return a body without nulls and without unserved fields whose values mean nothing. Raises InvalidRequest for
+        an unserved field with another value.
+        """
         fields = {name: value for name, value in body.items() if value is not None}
         for name in sorted(fields.keys() & self.unserved.keys()):
             self.unserved[name].check(name, fields.pop(name))
@@ -102,7 +104,7 @@ def prefix_error_field(path: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        dot = "" if error.field is None or error.field.startswith("[") else "."
+        dot = "" if not path or error.field is None or error.field.startswith("[") else "."
         error.field = path + dot + (error.field or "")
         raise
 

@@ -137,6 +137,17 @@ def read_text(content: object, *, loose: bool = False, thoughts: list[str] | Non
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
+PLACE: Any = object()
+"""The key of a part's place in the client's message, if that is not in `content`. No JSON has it."""
+
+
+def name_places(field: str, parts: object) -> object:
+    """Return parts of a message that know their place in the client's `field`."""
+    if not isinstance(parts, list):
+        return parts
+    return [{**part, PLACE: f"{field}[{i}]"} if isinstance(part, Mapping) else part for i, part in enumerate(parts)]
+
+
 def read_pieces(
     content: object,
     *,
@@ -160,7 +171,7 @@ def read_pieces(
     texts: list[str] = []
     after_line = False
     for index, part in enumerate(content):
-        path = f"content[{index}]"
+        path = part[PLACE] if isinstance(part, Mapping) and PLACE in part else f"content[{index}]"
         image = read_image(part, path, images, strict=strict)
         if isinstance(image, ImageBytes):
             pieces += [sanitize_text("".join(texts)), image]

@@ -83,7 +83,7 @@ class RunningSet:
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
     def compute_job_keys(self, job: Job) -> list[Key]:
-        """Return the prefix cache's keys of the full blocks of a job's tokens that it may share."""
+        """Return the prefix-cache keys of those of a job's full blocks that it may share."""
         return self.compute_keys(job.tokens[: job.num_sharable(len(job.tokens))], job.block_salt, job.request.cache)
 
     def shares_prefix(self, job: Job) -> bool:

@@ -87,7 +87,7 @@ class LengthLimits:
         return available_tokens if requested_tokens is None else min(requested_tokens, available_tokens)
 
     def max_scored_tokens(self, capacity: int) -> int:
-        """Return how long a scored text may be for a cache of `capacity` tokens, which need not hold the last one."""
+        """Return how long a scored text may be for a cache of `capacity` tokens: its last token is not cached."""
         return min(self.max_tokens, (capacity if self.keep is None else min(capacity, self.keep.max_row_tokens)) + 1)
 
     def max_answer_tokens(self, prompt: int, capacity: int) -> int:
@@ -148,7 +148,7 @@ def cache_full_error(job: Job, capacity: int) -> KVCacheFull:
 
 
 def out_of_memory_error(job: Job, refusal: str) -> OutOfMemory:
-    """Return the error for a job that was refused memory twice without progress in between."""
+    """Return the error for a job that was refused memory three times in a row without progress."""
     return OutOfMemory(
         f"a step of this request, which has {len(job.tokens)} tokens, was refused memory, and again when nothing was "
         f"cached any more and fewer requests ran ({refusal}): free memory, or ask for less with a shorter prompt, a "
@@ -189,7 +189,7 @@ class Backoff:
         self._update_holds_back()
 
     def relax(self) -> bool:
-        """Count a good step, and loosen the bounds after many. Return whether the next steps may have more."""
+        """Count a good step, and loosen the bounds after many. Return whether the next steps may have more rows."""
         if not self.holds_back:
             return False
         self._good_steps += 1

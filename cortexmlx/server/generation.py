@@ -124,9 +124,9 @@ class GenerationEndpoints:
             with ExitStack() as exit_stack:
                 body = await self.read_body(request, exit_stack)
                 start_time, name = time.monotonic(), body.get("model")
-                if not self.models.is_ready(name):  # a wrong body loads no model
+                if not self.models.is_ready(name):  # what is wrong without a look at its images loads no model
                     defaults = self._request_defaults(request)
-                    await self._read_body(request, defaults, lambda: protocol.module.read(body, defaults))
+                    await self._parse_request(request, defaults, lambda: protocol.module.read(body, defaults))
                 lease = await self.models.acquire(name, request)
                 exit_stack.callback(lease.release)
                 request.scope[SCOPE_MODEL] = lease.name
@@ -147,11 +147,13 @@ class GenerationEndpoints:
         with ExitStack() as exit_stack:
             body = await self.read_body(request, exit_stack)
             general_defaults = self._request_defaults(request)  # a wrong body loads no model
-            await self._read_body(request, general_defaults, lambda: messages.read_for_counting(body, general_defaults))
+            await self._parse_request(
+                request, general_defaults, lambda: messages.read_for_counting(body, general_defaults)
+            )
             lease = await self.models.acquire(body.get("model"), request)
             exit_stack.callback(lease.release)
             defaults = self._request_defaults(request, lease)
-            text_request: TextRequest = await self._read_body(
+            text_request: TextRequest = await self._parse_request(
                 request, defaults, lambda: messages.read_for_counting(body, defaults)
             )
             prompt: Any = text_request.prompts[0]
@@ -190,7 +192,7 @@ class GenerationEndpoints:
         waited for the model; `exit_stack` is closed when a stream ends.
         """
         client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
-        text_request: TextRequest = await self._read_body(
+        text_request: TextRequest = await self._parse_request(
             request, defaults, lambda: protocol.module.read(body, defaults)
         )
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
@@ -241,7 +243,7 @@ class GenerationEndpoints:
         async with self._turns(request):
             return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
-    async def _read_body(
+    async def _parse_request(
         self, request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]
     ) -> TextRequest:
         """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that

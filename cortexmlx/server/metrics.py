@@ -34,7 +34,7 @@ NamedEngines = Sequence[tuple[str, "Engine"]]
 
 
 class _Metric(NamedTuple):
-    """A Prometheus metric and how to read it from the engine's statistics. A name ending in `_total` is a counter."""
+    """A Prometheus metric and how to read it from the engine's statistics. A name that ends in "total" is a counter."""
 
     name: str
     help: str

@@ -109,7 +109,9 @@ class ForcedDrafter:
         return bool(self._forced_token_sources)
 
     def add_job(self, job: JobId, get_forced_tokens: Callable[[], Sequence[int]]) -> None:
-        """Draft a job's tokens until it ends. `get_forced_tokens()` returns those its grammar forces next, if any."""
+        """Have a job's forced tokens drafted from now on, until it ends. `get_forced_tokens()` returns those its
+        grammar forces next, if any.
+        """
         self._forced_token_sources[job] = get_forced_tokens
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:

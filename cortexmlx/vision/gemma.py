@@ -207,7 +207,7 @@ class _Block4(Block):
 
 
 class _BoundedLinear(nn.Module):  # type: ignore[misc]
-    """A product whose inputs and outputs stay within bounds that the checkpoint states, if it `clips`."""
+    """A linear layer. If it `clips`, inputs and outputs are held within bounds that the checkpoint states."""
 
     def __init__(self, size: int, out: int, clips: bool) -> None:
         super().__init__()

@@ -234,5 +234,5 @@ def load_tower(
         tower.set_dtype(model_dtype)
         if not keep_packed:
             model_weights.dequantize_layers(tower)
-        EVALUATE.get()([mx.random.state, tower.parameters()])  # the state: see `_evaluate` of `load`
+        EVALUATE.get()([mx.random.state, tower.parameters()])  # the state: see `load._evaluate`
     return tower

@@ -14,7 +14,7 @@ HEAD, DRAFTER = "cortexmlx/execution/head_pass.py", "cortexmlx/speculation/draft
 ASSISTANT = "cortexmlx/models/assistant.py"
 RUNNER = "cortexmlx/execution/runner.py"
 STATES, RECURRENT = "cortexmlx/execution/states.py", "cortexmlx/attention/recurrent.py"
-SERVED = "cortexmlx/core/served_model.py"
+SERVED = "cortexmlx/core/engine_model.py"
 
 TESTS = (
     "scheduling/test_drafts.py",

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols import images
+from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.batch import PROTOCOLS, LineStyle
+from cortexmlx.protocols.ollama import chat, generate
+from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.protocols.responses import reader
 from cortexmlx.types.sampling_params import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
@@ -43,3 +48,33 @@ def test_what_is_no_prompt_is_refused(said: dict[str, Any], style: LineStyle, sa
     with pytest.raises(InvalidRequest) as refused:
         prompts_of(said, style)
     assert says in str(refused.value)
+
+
+def test_an_image_too_many_is_named_by_its_place_in_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_IMAGES", 1)
+    defaults = RequestDefaults(SamplingParams(), check_image=lambda data: None)
+    url, source = "data:image/png;base64,AAEC", {"type": "base64", "media_type": "image/png", "data": "AAEC"}
+    shown, block = {"type": "input_image", "image_url": url}, {"type": "image", "source": source}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    output = {
+        "type": "function_call_output",
+        "call_id": "1",
+        "output": [{"type": "input_text", "text": "a"}, shown, shown],
+    }
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [block, block]}]}
+    part = {"type": "image_url", "image_url": {"url": url}}
+    for read, body, place in (
+        (
+            chat_completions.read,
+            {"messages": [USER, {"role": "user", "content": [part, part]}]},
+            "messages[1].content[1]",
+        ),
+        (reader.read, {"input": [USER, call, output]}, "input[2].output[2]"),
+        (messages.read, {"messages": [USER, use, result], "max_tokens": 9}, "messages[2].content[0].content[1]"),
+        (chat.read, {"messages": [USER, {**USER, "images": ["AAEC", "AAEC"]}]}, "messages[1].images[1]"),
+        (generate.read, {"prompt": "a", "images": ["AAEC", "AAEC"]}, "images[1]"),
+    ):
+        with pytest.raises(InvalidRequest, match="more than 1 images") as error:
+            read(body, defaults)
+        assert error.value.field == place

@@ -119,7 +119,7 @@ def attach_image(chat: ChatSession, argument: str, console: Console) -> Question
 
 
 def attach(chat: ChatSession, file: Attachment, console: Console, *, is_asked: bool = False) -> None:
-    """Attach a file to the next message, and say so, unless that message `is_asked` now."""
+    """Attach a file to the next message. Say so, unless that message is asked right now (`is_asked`)."""
     print_file_size(chat, file, console)
     chat.attached_files.append(file)
     if not is_asked:

@@ -261,7 +261,7 @@ def _parameter_name(module: str, kind: str) -> str:
 
 
 def _weight_shapes(sizes: ModelDimensions, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight that a model of these dimensions has, by GGUF's name without the layer."""
+    """Return the shape of each weight that a model of these dimensions may have, by GGUF's name without the layer."""
     hidden, feed_forward = sizes.hidden, sizes.feed_forward
     gate_and_up = feed_forward if "ffn_gate" in architecture.modules else 2 * feed_forward
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim

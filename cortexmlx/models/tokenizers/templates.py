@@ -269,7 +269,7 @@ def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> d
 
 
 def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return those of the hints that the template reads; it reads `names`. If these are unknown, return none."""
+    """Return the hints that a template reads whose variables are `names`; no hint if `names` is None."""
     return {name: value for name, value in hints.items() if _reads_variable(name, value, names or frozenset())}
 
 

@@ -377,7 +377,7 @@ class MessageEvents:
         if event.completion is not None:
             yield from self._finish(event.completion)
         else:
-            yield from self._add_deltas(event.thinking, event.text, event.tool_calls)
+            yield from self._delta_events(event.thinking, event.text, event.tool_calls)
 
     def _start_message(self, event: TokenEvent) -> Iterator[Body]:
         """Yield `message_start`, the first time only."""
@@ -386,7 +386,7 @@ class MessageEvents:
             usage = prompt_usage(event.progress or self._info.progress())
             yield {"type": "message_start", "message": empty_message(self._info, usage)}
 
-    def _add_deltas(self, thinking: str, text: str, calls: Sequence[CallDelta]) -> Iterator[Body]:
+    def _delta_events(self, thinking: str, text: str, calls: Sequence[CallDelta]) -> Iterator[Body]:
         """Yield the events for more thoughts, text and pieces of tool calls."""
         self._thinking_length += len(thinking)
         self._text_length += len(text)
@@ -431,7 +431,7 @@ class MessageEvents:
     def _finish(self, completion: Completion) -> Iterator[Body]:
         """Yield what was not streamed yet, the stop reason with the usage, and `message_stop`."""
         calls = choices.remaining_call_deltas(completion.tool_calls, self._call_count)
-        yield from self._add_deltas(
+        yield from self._delta_events(
             completion.thinking[self._thinking_length :], completion.text[self._text_length :], calls
         )
         if not self._block_index and self._open_block is None:

@@ -12,7 +12,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import add_note
 from cortexmlx.protocols.fields import BodyFields, prefix_error_field, require_type
-from cortexmlx.protocols.history import read_arguments
+from cortexmlx.protocols.history import PLACE, read_arguments
 from cortexmlx.protocols.ollama.errors import error_body
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.chat_completions import notes_field
@@ -101,7 +101,7 @@ def image_content(images: object, text: object) -> object:
     """Return the `content` of a message with `images`, a list of base64 texts: parts, as in the OpenAI API."""
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise InvalidRequest(f"images is {images!r:.40}, but must be a list of base64 texts", field="images")
-    parts = [{"type": "image", "data": image} for image in images]
+    parts = [{"type": "image", "data": image, PLACE: f"images[{index}]"} for index, image in enumerate(images)]
     return [*parts, *(text if isinstance(text, list) else [{"type": "text", "text": text}])] if parts else text
 
 

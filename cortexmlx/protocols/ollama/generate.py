@@ -64,7 +64,8 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
         others = (message for message in earlier if message["role"] != "system")
         earlier = [{"role": "system", "content": system}, *others]
     prompt = {"role": "user", "content": image_content(fields.get("images", []), text)}
-    return Request((read_messages([*earlier, prompt], images=defaults.image_parts()),), **request_parts, body=body)
+    messages = read_messages([*earlier, prompt], ["context"] * len(earlier) + [""], defaults.image_parts())
+    return Request((messages,), **request_parts, body=body)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:

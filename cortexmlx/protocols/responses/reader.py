@@ -19,6 +19,7 @@ from cortexmlx.protocols.fields import (
     require_type,
 )
 from cortexmlx.protocols.history import (
+    name_places,
     note_omitted_thoughts,
     pick_known_fields,
     pick_message_fields,
@@ -302,7 +303,7 @@ class _MessageBuilder:
             return {name: item[name] for name in ("role", "content") if name in item}
         id = require_name("call_id", item.get("call_id"))
         if kind.endswith("_output"):
-            return {"role": "tool", "tool_call_id": id, "content": item.get("output")}
+            return {"role": "tool", "tool_call_id": id, "content": name_places("output", item.get("output"))}
         name = require_name("name", item.get("name"))
         namespace = require_name("namespace", item["namespace"]) if "namespace" in item else None
         if kind == "custom_tool_call":

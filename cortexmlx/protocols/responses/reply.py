@@ -260,9 +260,9 @@ class ResponseEvents:
             yield from self._finish(event.completion)
         elif event.progress is None:
             logprobs = () if event.logprob is None else (event.logprob,)
-            yield from self._add_deltas(event.thinking, event.text, event.tool_calls, logprobs)
+            yield from self._delta_events(event.thinking, event.text, event.tool_calls, logprobs)
 
-    def _add_deltas(
+    def _delta_events(
         self,
         thinking: str,
         text: str,
@@ -337,7 +337,7 @@ class ResponseEvents:
         }
         streamed_call_count = sum(item.kind == "function_call" for item in self._items.values())
         remaining_text = completion.text[len(streamed_texts["message"]) :]
-        yield from self._add_deltas(
+        yield from self._delta_events(
             completion.thinking[len(streamed_texts["reasoning"]) :],
             remaining_text,
             remaining_call_deltas(completion.tool_calls, streamed_call_count),

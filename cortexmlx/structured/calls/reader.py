@@ -32,8 +32,8 @@ class AnswerReader:
     """Reads the text of one answer as it arrives, and collects the text and the calls that a parser finds in it.
 
     The text that belongs to no call is in `text`, the pieces of calls are in `deltas`, and complete calls in `calls`.
-    Whoever feeds the reader takes the first two away. With `streaming`, pieces of a call are told as they come;
-    otherwise when the call is complete.
+    Whoever feeds the reader takes the first two away. With `streaming`, pieces of a call are told as they come:
+    a grammar makes sure that what begins is a call. Otherwise it is told when it is complete.
     """
 
     def __init__(self, ids: Iterator[str], streaming: bool) -> None:
@@ -45,7 +45,7 @@ class AnswerReader:
         self.is_ended = False
         self._ids = ids
         self._streaming = streaming
-        # What was read of `_held` stays there until more text comes: to cut it off each time takes quadratic time.
+        # What was read of `_buffer` stays there until more text comes: to cut it off each time takes quadratic time.
         self._buffer = ""
         self._position = 0
         self._call: _OpenCall | None = None

@@ -42,7 +42,8 @@ class AttentionInUse(Protocol):
 
 
 class EngineModel(Protocol):
-    """A loaded model that an engine runs, in this process or on hosts. Only the engine's thread may use it."""
+    """A loaded model that an engine runs, in this process or on hosts. Only the engine's thread may use it, but
+    for `restart_workers`."""
 
     loaded: LoadedModel
     info: ModelInfo
