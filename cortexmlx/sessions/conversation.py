@@ -90,6 +90,7 @@ class Conversation:
         self._messages = copy_messages(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
+        self._runs_functions = False
         self._finished_turn: FinishedTurn | None = None
 
     @property
@@ -163,7 +164,9 @@ class Conversation:
                 answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
+                self._runs_functions = True
                 question = rounds.run_calls(answer, approve)
+                self._runs_functions = False
 
     def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
@@ -202,7 +205,9 @@ class Conversation:
                 answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
+                self._runs_functions = True
                 question = await rounds.arun_calls(answer, approve)
+                self._runs_functions = False
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
@@ -325,9 +330,9 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _check_not_answering(self) -> None:
-        """Raise InvalidRequest while an answer is still being read."""
+        """Raise InvalidRequest while an answer is still being read, or its functions run."""
         reply = None if self._open is None else self._open()
-        if reply is not None and not reply.ended:
+        if self._runs_functions or (reply is not None and not reply.ended):
             raise InvalidRequest(
                 "the conversation is being answered: read the answer to its end, or close it; a fork can be asked "
                 "something else meanwhile"
@@ -336,11 +341,11 @@ class Conversation:
     @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
         """Context that undoes every change of the messages if an error leaves it."""
-        previous_state = self._messages, self._transcript, self._finished_turn, self.unread
+        previous_state = self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions
         try:
             yield
         except BaseException:
-            self._messages, self._transcript, self._finished_turn, self.unread = previous_state
+            self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions = previous_state
             raise
 
     def _with_question(self, question: Question | None) -> tuple[Message, ...]:
