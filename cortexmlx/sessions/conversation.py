@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -392,7 +393,10 @@ class Conversation:
     ) -> StartedTurn:
         """Begin a turn and submit its request. Return it with what ends the turn."""
         params = checked_params(params)
+        start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        if timeout is not None:
+            timeout = max(timeout - (time.monotonic() - start_time), 0.001)
         submit = partial(self._host.submit, listener=listener, timeout=timeout)
         handle = submit(turn.prompt, params, client=self._client, adapter=self.adapter)
         return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
