@@ -93,8 +93,10 @@ class Engine(NotCopyable):
             self._image_lock = threading.Lock()
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
-        except BaseException:  # whose traceback holds this engine, as long as an app keeps it
+        except BaseException as error:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.request_stop()
+            if isinstance(error, Exception):  # an interrupt waits for nothing
+                self._worker.stop()
             raise
 
     open = classmethod(make_async_open(__init__))

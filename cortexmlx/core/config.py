@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GROUP_SIZES, KV_BITS
 from cortexmlx.scheduling.keep_policy import DEFAULT_KEEP_FIRST, KeepPolicy
 from cortexmlx.types.progress import OnProgress
+from cortexmlx.types.sampling_params import python_number
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class EngineConfig:
     """Called with the progress of downloading and loading."""
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, python_number(getattr(self, each.name)))
         self._require("block_size", _is_one_of(self.block_size, BLOCK_SIZES), f"one of {BLOCK_SIZES}")
         self._require("max_rows", _is_count(self.max_rows, 1), "at least 1")
         budget = self.prefill_budget

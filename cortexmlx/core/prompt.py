@@ -88,7 +88,8 @@ def tokenize(
         return _tokenize_messages(
             tokenizer, prompt.messages, template_variables(tokenizer, prompt), check_length, calls, prompt.memory
         )
-    if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
+    items: list[Any] = [] if isinstance(prompt, str) or not is_list(prompt) else list(prompt)
+    if calls is not None and not (items and isinstance(items[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
         prompt = _replace_surrogates(prompt)
@@ -96,7 +97,6 @@ def tokenize(
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), check_length)
     if not is_list(prompt):
         raise InvalidRequest(_PROMPT_KINDS)
-    items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
     return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)

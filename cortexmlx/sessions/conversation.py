@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -90,6 +91,7 @@ class Conversation:
         self._messages = copy_messages(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
+        self._runs_functions = False
         self._finished_turn: FinishedTurn | None = None
 
     @property
@@ -163,7 +165,9 @@ class Conversation:
                 answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
+                self._runs_functions = True
                 question = rounds.run_calls(answer, approve)
+                self._runs_functions = False
 
     def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
@@ -202,7 +206,9 @@ class Conversation:
                 answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
+                self._runs_functions = True
                 question = await rounds.arun_calls(answer, approve)
+                self._runs_functions = False
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
@@ -325,9 +331,9 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _check_not_answering(self) -> None:
-        """Raise InvalidRequest while an answer is still being read."""
+        """Raise InvalidRequest while an answer is still being read, or its functions run."""
         reply = None if self._open is None else self._open()
-        if reply is not None and not reply.ended:
+        if self._runs_functions or (reply is not None and not reply.ended):
             raise InvalidRequest(
                 "the conversation is being answered: read the answer to its end, or close it; a fork can be asked "
                 "something else meanwhile"
@@ -336,11 +342,11 @@ class Conversation:
     @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
         """Context that undoes every change of the messages if an error leaves it."""
-        previous_state = self._messages, self._transcript, self._finished_turn, self.unread
+        previous_state = self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions
         try:
             yield
         except BaseException:
-            self._messages, self._transcript, self._finished_turn, self.unread = previous_state
+            self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions = previous_state
             raise
 
     def _with_question(self, question: Question | None) -> tuple[Message, ...]:
@@ -387,7 +393,10 @@ class Conversation:
     ) -> StartedTurn:
         """Begin a turn and submit its request. Return it with what ends the turn."""
         params = checked_params(params)
+        start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        if timeout is not None:
+            timeout = max(timeout - (time.monotonic() - start_time), 0.001)
         submit = partial(self._host.submit, listener=listener, timeout=timeout)
         handle = submit(turn.prompt, params, client=self._client, adapter=self.adapter)
         return StartedTurn(handle, turn, partial(self._end_turn, turn, params))

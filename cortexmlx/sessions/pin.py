@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,6 +109,8 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
                 save_prefix(segments.path, prefix)
                 pin._write = lambda path: _export(worker, prefix, segments, path)
     except BaseException:
+        for handle in handles:
+            handle.cancel()
         pin.unpin()
         raise
     return pin
@@ -138,8 +140,19 @@ def import_file(worker: Worker, path: Path, name: str | None, client: str | None
         if prefix.adapter and prefix.adapter not in adapters:
             raise PrefixRefused(f"{prefix.name!r} was computed with an adapter that is not loaded: load it first")
 
-    prefix = import_prefix(segments, path, name, own.client, check)
+    with _closed_engine_first(worker):
+        prefix = import_prefix(segments, path, name, own.client, check)
     return prefix, adapters.get(prefix.adapter)
+
+
+@contextmanager
+def _closed_engine_first(worker: Worker) -> Iterator[None]:
+    """Context that raises EngineClosed in place of what a store that was closed with its engine lacks."""
+    try:
+        yield
+    except (PrefixRefused, OSError):
+        worker.check_open()
+        raise
 
 
 def _describe(
@@ -173,7 +186,8 @@ def _export(worker: Worker, prefix: StoredPrefix, segments: SegmentStore, path: 
             break
         keys = prefix.entry_keys(prefix.client)
         worker.ask(partial(_store_again, keys=keys, missing=missing))
-    return export_prefix(segments, prefix, path)
+    with _closed_engine_first(worker):
+        return export_prefix(segments, prefix, path)
 
 
 def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt, params: SamplingParams | None = None) -> list[int]:

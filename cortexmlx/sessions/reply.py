@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cortexmlx.core.callbacks import report_progress
 from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.sessions.turn import Turn
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.types.request import Completion, TokenEvent
@@ -172,7 +173,8 @@ class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
         async with self:
             async for event in self:
                 report_progress(on_progress, event)
-        assert self._pending_turn.started_turn is not None  # the request was submitted with the first event
+        if self._pending_turn.started_turn is None:
+            raise InvalidRequest("the reply was closed, or failed, before its request began: ask again")
         return self._pending_turn.started_turn.handle.result()
 
     async def aclose(self) -> None:

@@ -98,7 +98,7 @@ class SavedConversation:
         if self.template_vars:
             content["template_vars"] = dict(self.template_vars)
         try:
-            content["digest"] = _digest(content)
+            content["digest"] = _digest(json.loads(json.dumps(content)))  # as it is read: all keys are texts
             text = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ": "))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConversationFileError(f"the conversation cannot be written as JSON: {error}") from error

@@ -40,7 +40,7 @@ class TokenBiases(Mapping[int, float]):
     """
 
     def __init__(self, biases: Mapping[int, float]) -> None:
-        self._biases: dict[int, float] = {_python_number(token): _python_number(bias) for token, bias in biases.items()}
+        self._biases: dict[int, float] = {python_number(token): python_number(bias) for token, bias in biases.items()}
         self.valid = all(_TOKEN.contains(token) and _BIAS.contains(bias) for token, bias in self._biases.items())
         self.ids = array("i", self._biases if self.valid else ())
         self.amounts = array("f", self._biases.values() if self.valid else ())
@@ -281,7 +281,7 @@ class SamplingParams:
             elif each.name == "structured":
                 normalized = None if value is None else StructuredOutput.of(value)
             else:
-                normalized = _python_number(value)
+                normalized = python_number(value)
             object.__setattr__(self, each.name, normalized)
         self.validate()
 
@@ -377,7 +377,7 @@ _FIXED_RANGES = [(name, number) for name, number in NUMBERS.items() if name not 
 _TOKEN, _BIAS = NumberSpec(-_INT_MAX, _INT_MAX, whole=True), NumberSpec(-_BIAS_MAX, _BIAS_MAX)
 
 
-def _python_number(value: Any) -> Any:
+def python_number(value: Any) -> Any:
     """Return a number of NumPy as Python's own, and everything else unchanged."""
     if isinstance(value, Integral):
         return value if isinstance(value, bool) else int(value)
@@ -389,7 +389,7 @@ def _as_tuple(value: Any) -> Any:
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
         return value
     array_of_one = getattr(value, "shape", None) == ()
-    return value if array_of_one else tuple(_python_number(item) for item in value)
+    return value if array_of_one else tuple(python_number(item) for item in value)
 
 
 def _value_text(value: object) -> str:

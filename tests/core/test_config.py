@@ -6,6 +6,7 @@ import inspect
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cortexmlx.core.config import EngineConfig
@@ -53,6 +54,13 @@ def test_memory_is_read_as_people_write_it() -> None:
     assert EngineConfig("a model", kv_memory="4GB").kv_bytes == 4_000_000_000
     assert EngineConfig("a model", kv_memory=4096).kv_bytes == 4096
     assert EngineConfig("a model").kv_bytes is None
+
+
+def test_numbers_of_numpy_become_pythons_own() -> None:
+    options: dict[str, Any] = {"block_size": np.int64(16), "max_rows": np.int8(100), "token_target": np.float32(0.5)}
+    config = EngineConfig("a model", **options)
+    numbers = (config.block_size, 4 * config.max_rows, config.token_target)
+    assert numbers == (16, 400, 0.5) and [type(number) for number in numbers] == [int, int, float]
 
 
 def test_an_engine_names_the_option_that_was_meant() -> None:

@@ -53,6 +53,20 @@ CALLS: dict[str, Callable[[Engine], Any]] = {
 }
 
 
+def test_the_time_of_a_conversations_template_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, given = engine.submit, []
+
+    def submit_noted(*values: Any, **options: Any) -> Any:
+        given.append(options["timeout"])
+        return submit(*values, **options)
+
+    clock = SimpleNamespace(monotonic=iter((10.0, 13.0)).__next__)
+    monkeypatch.setattr(engine, "submit", submit_noted)
+    monkeypatch.setattr("cortexmlx.sessions.conversation.time", clock)
+    engine.conversation().ask("hi", SHORT, timeout=PATIENCE)
+    assert given == [PATIENCE - 3]
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_timeout_holds_while_a_chat_template_loops(looping: Engine, call: str) -> None:
     with pytest.raises(RequestTimeout, match=r"after 0\.2 s, so the request was not queued: the model's chat template"):

@@ -13,7 +13,8 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.cli.start import run
-from cortexmlx.errors import InvalidRequest, PrefixRefused
+from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
+from cortexmlx.sessions import pin as carried
 from support.models.adapters import write_adapter
 from support.models.calling import write_calling
 from support.models.quantized_models import wide
@@ -108,6 +109,24 @@ def test_what_cannot_be_exported_says_why(tiny: Any, tmp_path: Path) -> None:
         pin.export(tmp_path / "again")  # written once more
         assert (tmp_path / "again").stat().st_size == (tmp_path / "file").stat().st_size
     with Engine(tiny("llama"), kv_memory="256KB") as engine, pytest.raises(PrefixRefused, match="kv_store"):
+        engine.import_pin(tmp_path / "file")
+
+
+def test_an_engine_that_closes_meanwhile_says_so(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closes_first(function: Any) -> Any:
+        def call(*values: Any) -> Any:
+            engine.close()
+            return function(*values)
+
+        return call
+
+    with opened(tiny("llama"), tmp_path / "one") as engine:
+        engine.pin(PREFIX, name="rules").export(tmp_path / "file")
+    for name in ("export_prefix", "import_prefix"):
+        monkeypatch.setattr(carried, name, closes_first(getattr(carried, name)))
+    with opened(tiny("llama"), tmp_path / "one") as engine, pytest.raises(EngineClosed):
+        engine.pin(PREFIX, name="rules").export(tmp_path / "other")
+    with opened(tiny("llama"), tmp_path / "two") as engine, pytest.raises(EngineClosed):
         engine.import_pin(tmp_path / "file")
 
 

@@ -318,10 +318,11 @@ def _finish(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-def test_an_adapter_of_another_model_leaves_nothing(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_an_adapter_of_another_model_leaves_nothing(named: bool, tiny: Any, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", tiny("qwen3"), keys=("self_attn.q_proj",))
     with freed(), pytest.raises(CortexError) as caught:
-        opened(tiny("gpt2"), adapter=adapter)
+        opened(tiny("gpt2"), **({"adapters": {"style": adapter}} if named else {"adapter": adapter}))
     assert caught.value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from cortexmlx import (
@@ -263,7 +264,9 @@ def test_what_cannot_call_tools_says_so(open_engine: Open) -> None:
     with pytest.raises(InvalidRequest, match="`tools` need messages"):
         engine.generate("plain text", tools=TOOLS)
     with pytest.raises(InvalidRequest, match="`tools` need messages"):
-        engine.generate([1, 2, 3], tools=TOOLS)
+        engine.generate(np.array([1, 2, 3]), tools=TOOLS)  # type: ignore[arg-type]
+    messages: Any = {1: USER[0]}.values()
+    assert engine.count_tokens(messages, SamplingParams(tools=TOOLS)) > engine.count_tokens(USER)
     with pytest.raises(InvalidRequest, match="this model cannot call tools: its chat template reads none"):
         open_engine("toolless").generate(USER, tools=TOOLS)
 

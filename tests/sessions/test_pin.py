@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, SamplingParams
+from cortexmlx import Engine, RequestHandle, SamplingParams
 from cortexmlx.errors import InvalidRequest, PinRefused, PromptTooLong
 from support.models.tiny import tokens_of
 
@@ -104,6 +104,18 @@ def test_pressure_spares_pins_until_it_is_critical(engine: Engine) -> None:
         assert (engine.stats().pins, engine.stats().pinned_blocks) == (1, 0)
         engine.generate(tokens_of(41), SHORT)
         assert engine.stats().pinned_blocks == 5
+
+
+def test_an_interrupt_ends_the_request_of_a_pin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(handle: RequestHandle, timeout: float | None = None) -> None:
+        handles.append(handle)
+        raise KeyboardInterrupt
+
+    handles: list[RequestHandle] = []
+    monkeypatch.setattr(RequestHandle, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.pin(tokens_of(40))
+    assert handles[0].cancelling and engine.stats().pins == 0
 
 
 def test_a_pin_of_a_closed_engine_is_let_go(tiny: Any) -> None:

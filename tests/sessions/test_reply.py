@@ -118,6 +118,24 @@ def test_the_same_for_asyncio() -> None:
     assert not closed.kept and closed.cancelled == [7]
 
 
+@pytest.mark.parametrize("how", ["close", "fail"])
+def test_what_never_began_has_no_result(how: str) -> None:
+    def refuse(listener: Any) -> StartedTurn:
+        raise PromptTooLong("too long")
+
+    async def read() -> None:
+        reply = AsyncReply(refuse)
+        if how == "close":
+            await reply.aclose()
+        else:
+            with pytest.raises(PromptTooLong):
+                await anext(reply)
+        with pytest.raises(InvalidRequest, match="before its request began"):
+            await reply.result()
+
+    asyncio.run(read())
+
+
 @pytest.mark.parametrize("how", ["cancel", "task"])
 def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how: str) -> None:
     asked, begun, may_go_on = Asked(), threading.Event(), threading.Event()

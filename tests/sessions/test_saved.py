@@ -61,6 +61,13 @@ def test_no_field_is_forgotten(tmp_path: Path) -> None:
         assert each.name in files._NOT_SAVED or getattr(owner, each.name) != usual, each.name
 
 
+def test_keys_that_become_texts_are_no_damage(tmp_path: Path) -> None:
+    message = {"role": "user", "content": "a", "seen": {2: "b", 10: "c", True: "d"}}
+    replace(TALK, messages=(message,)).write(tmp_path / "talk.json")
+    read = SavedConversation.read(tmp_path / "talk.json")
+    assert read.messages == ({**message, "seen": {"2": "b", "10": "c", "true": "d"}},)
+
+
 def test_a_file_is_for_its_user_alone_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "talk.json"
     path.parent.mkdir()

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ def test_a_turn_that_fails_in_a_later_round_leaves_no_trace(engine: Engine) -> N
     assert talk.messages == messages
     again = talk.ask("and?", dictated(engine, "Yes."))
     assert again.usage.cached_tokens >= before.usage.prompt_tokens - 32 and talk.messages[:2] == messages
+
+
+def test_nothing_else_is_asked_or_changed_while_functions_run(engine: Engine) -> None:
+    talk = engine.conversation()
+    refused: list[str] = []
+
+    def meddle(text: str) -> str:
+        ask = partial(talk.ask, "another?")
+        for change in (partial(ask, tools=[weather]), ask, talk.undo, talk.clear, partial(talk.edit, 0, text)):
+            with pytest.raises(InvalidRequest, match="is being answered"):
+                change()
+            refused.append(text)
+        return str(len(talk.fork().messages))
+
+    assert talk.ask("?", dictated(engine, call("meddle", text="a"), "So."), tools=[meddle]).text == "So."
+    said = dictated(engine, call("meddle", text="b"), "So.")
+    assert asyncio.run(talk.aask("and?", said, tools=[meddle])).text == "So."
+    assert refused == ["a"] * 5 + ["b"] * 5 and roles(talk) == ["user", "assistant", "tool", "assistant"] * 2
+    talk.undo()
 
 
 def test_undo_and_regenerate_know_a_turn_with_calls(engine: Engine) -> None:
