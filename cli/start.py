@@ -33,9 +33,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for name in ("COLUMNS", "LINES"):  # a shell without a window may say 0, and rich takes "²" for digits
         if not re.fullmatch("[1-9][0-9]{0,4}", os.environ.get(name, "1")):
             del os.environ[name]
-    debug = "--debug" in arguments
-    if debug:  # accepted anywhere on the line, understood by the top command
-        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in ours
+    if debug:  # accepted anywhere before a --, understood by the top command
+        arguments = ["--debug", *(a for a in ours if a != "--debug"), *arguments[len(ours) :]]
     log_to_stderr(debug)
     console.harden_streams()
     with filter_streams(), exit_on_second_interrupt():

@@ -34,6 +34,12 @@ def test_a_window_size_that_is_none_is_forgotten(monkeypatch: pytest.MonkeyPatch
     assert "COLUMNS" not in os.environ and os.environ["LINES"] == "30"
 
 
+def test_what_follows_two_dashes_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """`launch claude -- --debug` is Claude Code's option."""
+    assert start.run(["launch", "--debug", "--", "--debug"]) == 2
+    assert "'--debug' is not one of" in capsys.readouterr().err
+
+
 def fails_with_a_traceback() -> None:
     try:
         raise ValueError("deep inside")
