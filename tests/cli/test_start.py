@@ -40,6 +40,14 @@ def test_what_follows_two_dashes_is_not_ours(capsys: pytest.CaptureFixture[str])
     assert "'--debug' is not one of" in capsys.readouterr().err
 
 
+def test_a_version_that_cannot_be_written_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cortexmlx", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "error: stdout cannot be written: No space left on device\n")
+
+
 def fails_with_a_traceback() -> None:
     try:
         raise ValueError("deep inside")
