@@ -373,15 +373,15 @@ def structured_output(
     taken as they are. Raises typer.BadParameter (wrong usage).
     """
     option_values = {"--schema": schema, "--regex": regex, "--choice": choice}
-    names = [name for name, value in option_values.items() if value]
+    names = [name for name, value in option_values.items() if value is not None]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} and {names[1]}: an answer has one form")
-    if open_schema and not schema:
+    if open_schema and schema is None:
         raise typer.BadParameter("it says how --schema is read, and there is none", param_hint="--open-schema")
     try:
-        if schema:
+        if schema is not None:
             return parse_schema_option(schema, is_open=open_schema)
-        if regex:
+        if regex is not None:
             return StructuredOutput.regex(regex)
         if choice:
             return StructuredOutput.choice(choice if len(choice) > 1 else map(str.strip, choice[0].split(",")))

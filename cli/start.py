@@ -11,7 +11,7 @@ from typing import TextIO
 
 from cortexmlx.cli.program import NAME, adapt_commands
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import INTERRUPTED, exit_on_second_interrupt
+from cortexmlx.cli.terminal.exits import FAILED, INTERRUPTED, exit_on_second_interrupt
 from cortexmlx.cli.terminal.harmless import filter_streams
 
 MLX_ENVIRONMENT = {
@@ -33,9 +33,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for name in ("COLUMNS", "LINES"):  # a shell without a window may say 0, and rich takes "²" for digits
         if not re.fullmatch("[1-9][0-9]{0,4}", os.environ.get(name, "1")):
             del os.environ[name]
-    debug = "--debug" in arguments
-    if debug:  # accepted anywhere on the line, understood by the top command
-        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in ours
+    if debug:  # accepted anywhere before a --, understood by the top command
+        arguments = ["--debug", *(a for a in ours if a != "--debug"), *arguments[len(ours) :]]
     log_to_stderr(debug)
     console.harden_streams()
     with filter_streams(), exit_on_second_interrupt():
@@ -47,6 +48,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:  # before there was a command to interrupt
             return INTERRUPTED
+        except OSError as error:  # of --version or --help
+            console.print_error(f"stdout cannot be written: {error.strerror}")
+            return FAILED
     return 0
 
 

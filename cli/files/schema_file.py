@@ -31,7 +31,7 @@ def _read_schema(text: str) -> StructuredOutput:
     """Return the structured output of a typed schema, reading its file if it names one."""
     if text == "json":
         return StructuredOutput.json()
-    if text.startswith("{"):
+    if not text or text.startswith("{"):
         return StructuredOutput.json(text)
     try:
         with Path(os.path.expanduser(text)).open("rb") as file:

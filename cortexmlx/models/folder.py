@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +123,14 @@ def _is_embedding_model(folder: Path) -> bool:
     return (folder / MODULES_FILE).is_file()
 
 
+class _WithoutPatterns(type(Path())):  # type: ignore[misc]
+    """A folder for mlx-lm, which finds its weights by a pattern, and would read `m[1]` in it as `m1`."""
+
+    def __truediv__(self, name: Any) -> Path:
+        """Return the path of a file, or the pattern of files, in which the folder's own name is no pattern."""
+        return Path(glob.escape(str(self)) if glob.has_magic(name) else self, name)
+
+
 def _build_model(
     folder: Path, config: dict[str, Any], tensors: Collection[str], on_built: Callable[[Any], None], lazy: bool
 ) -> Any:
@@ -133,7 +142,7 @@ def _build_model(
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
     try:
         with translate_weight_errors(folder):
-            model, _ = utils.load_model(folder, lazy=True, **options)
+            model, _ = utils.load_model(_WithoutPatterns(folder), lazy=True, **options)
             on_built(model)
             if not lazy:
                 mx.eval(model.parameters())

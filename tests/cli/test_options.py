@@ -79,6 +79,8 @@ def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:
         ("generate fake -p hi --schema nowhere.json", "--schema: nowhere.json cannot be read: No such file"),
         ("generate fake -p hi --schema {", "--schema: the schema '{' is no JSON"),
         ("generate fake -p hi --schema .", "--schema: . cannot be read: Is a directory"),
+        ("generate fake -p hi --schema=", "--schema: the schema '' is no JSON"),
+        ("generate fake -p hi --regex=", "--regex: the pattern is '', but must be a text that is not empty"),
         ("generate fake -p hi --schema json --regex a", "--schema and --regex: an answer has one form"),
         ("generate fake -p hi --open-schema", "--open-schema: it says how --schema is read, and there is none"),
         ("generate fake -p hi --choice a,,b", "--choice: each choice is '', but must be a text that is not empty"),

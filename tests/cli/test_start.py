@@ -34,6 +34,20 @@ def test_a_window_size_that_is_none_is_forgotten(monkeypatch: pytest.MonkeyPatch
     assert "COLUMNS" not in os.environ and os.environ["LINES"] == "30"
 
 
+def test_what_follows_two_dashes_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """`launch claude -- --debug` is Claude Code's option."""
+    assert start.run(["launch", "--debug", "--", "--debug"]) == 2
+    assert "'--debug' is not one of" in capsys.readouterr().err
+
+
+def test_a_version_that_cannot_be_written_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cortexmlx", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "error: stdout cannot be written: No space left on device\n")
+
+
 def fails_with_a_traceback() -> None:
     try:
         raise ValueError("deep inside")

@@ -50,6 +50,14 @@ def test_a_folder_computes_what_mlx_lm_computes(tmp_path: Path, quantize: bool) 
     assert np.abs(logits(widened.model) - logits(wanted)).max() < 1e-4
 
 
+def test_its_name_is_no_pattern(tmp_path: Path) -> None:
+    folder, other = write_folder(tmp_path / "m[1]"), write_folder(tmp_path / "m1")
+    wanted = logits(load_model(folder.rename(tmp_path / "m")).model)
+    folder = (tmp_path / "m").rename(folder)
+    (other / "model.safetensors").write_bytes(b"of another model")
+    assert np.array_equal(logits(load_model(folder).model), wanted)
+
+
 def test_its_identity_is_its_content_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_folder(tmp_path / "m")
     known = [load_model(folder).identity]

@@ -56,6 +56,9 @@ def test_tools_and_variables_reach_the_template() -> None:
         "{{ 1 + 'a' }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ range(10 ** 12) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
     ids=[
         "syntax",
@@ -67,6 +70,9 @@ def test_tools_and_variables_reach_the_template() -> None:
         "types",
         "a way out of the sandbox",
         "a change of what it was given",
+        "zero",
+        "a long range",
+        "recursion",
     ],
 )
 def test_a_template_that_breaks_is_an_invalid_request_of_one_line(template: str) -> None:
@@ -134,7 +140,13 @@ def test_what_current_templates_use_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{% if %}", "{{ raise_exception('after a\nsystem message') }}", "{% for t in tools %}{% endfor %}"]
+    "template",
+    [
+        "{% if %}",
+        "{{ raise_exception('after a\nsystem message') }}",
+        "{% for t in tools %}{% endfor %}",
+        "{{" + 9999 * "(",
+    ],
 )
 def test_a_folders_template_that_fails_is_one_line_with_the_next_step(tmp_path: Path, template: str) -> None:
     folder = write_tiny(tmp_path / "m")
