@@ -164,8 +164,8 @@ FAULTS = (
     Fault(
         "a turn that failed stays",
         "cortexmlx/sessions/conversation.py",
-        "            self._messages, self._transcript, self._finished_turn, self.unread = previous_state\n",
-        "",
+        "self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions = previous_state",
+        "pass",
     ),
     Fault(
         "a reminder ends a loop",
