@@ -230,20 +230,17 @@ def import_file(
 
 @contextmanager
 def open_store(config: EngineConfig) -> Iterator[SegmentStore]:
-    """Yield the store of the command's folder. Raises CortexError."""
+    """Yield the store of the command's folder. Raises OSError."""
     from cortexmlx.disk.segment_store import SegmentStore
 
     if config.kv_store is None:
         raise typer.BadParameter("it is the folder that is read or written", param_hint="--no-kv-store")
+    store = SegmentStore(absolute_path(config.kv_store), config.store_bytes)
+    store.open()
     try:
-        store = SegmentStore(absolute_path(config.kv_store), config.store_bytes)
-        store.open()
-        try:
-            yield store
-        finally:
-            store.close()
-    except OSError as error:
-        raise CortexError(str(error)) from error
+        yield store
+    finally:
+        store.close()
 
 
 def read_messages(path: Path) -> tuple[list[Any], list[Any]]:

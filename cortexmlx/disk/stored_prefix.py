@@ -106,7 +106,10 @@ def find_prefix(folder: Path, name: str) -> StoredPrefix:
     with contextlib.suppress(FileNotFoundError):
         return _from_json(_prefix_path(folder, name).read_bytes())
     names = ", ".join(repr(each.name) for each in list_prefixes(folder)) or "none"
-    raise PrefixRefused(f"{folder} has no prefix {name!r}: it has {names}. `engine.pin(..., name=)` gives one a name")
+    raise PrefixRefused(
+        f"{folder} has no prefix {name!r}: it has {names}. `cortexmlx cache export NAME FILE --messages JSON` "
+        "computes one, and so does `engine.pin(..., name=)`"
+    )
 
 
 def list_prefixes(folder: Path) -> list[StoredPrefix]:
