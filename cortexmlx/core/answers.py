@@ -64,7 +64,7 @@ class PromptScores:
 
 
 class AnswerGroup:
-    """All answers of one request during generation. Their events go to `handle`; the last carries the completion."""
+    """All answers of one request during generation. Their events go to `handle`; the last event has the completion."""
 
     def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
@@ -171,7 +171,7 @@ class OpenAnswer:
         return self.matcher.forced_tokens
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note a step over `segment`. Push progress if a prompt or an answer that lost its row takes several steps."""
+        """Note a step over `segment`. Send progress if the tokens to compute need several steps."""
         total, first = len(self.job.tokens), segment.first
         has_more, is_first_step = first + segment.count < total, self.start_time is None
         if not (is_first_step or has_more or self._reading_from is not None):
@@ -197,7 +197,7 @@ class OpenAnswer:
         self.of_request.scores.add(positions, scores)
 
     def add_token(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
-        """Add a token of time `now` (perf_counter); a `stop_token` has no text. Return if a stop string is complete."""
+        """Add a token that came at `now`. A `stop_token` has no text. Return whether a stop string is complete."""
         self.last_token_time = now
         if self.first_token_time is None:
             self.first_token_time = now
@@ -296,7 +296,7 @@ class OpenAnswer:
 
 
 def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
-    """Return `token`'s log-probability at `index` of the result, and those of the `likeliest`; None: not computed."""
+    """Return `token`'s log-probability at `index` of the result, and the `likeliest` best; None if not computed."""
     if result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()

@@ -24,7 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """Stands for a prompt not yet available: no index, no parameters. Results are returned before the next is read."""
+    """Stands for a prompt that is not there yet: it has no index and no parameters, and reading pauses for results."""
 
     NOT_YET = "not yet"
 
@@ -191,7 +191,7 @@ def pair_with_params(
 def _pair_one_each(
     prompts: Iterable[Prompt | PendingPrompt], params: Iterable[SamplingParams]
 ) -> Iterator[tuple[Prompt | PendingPrompt, SamplingParams | None]]:
-    """Yield each prompt with its own parameters. Raises InvalidRequest when one of both ends before the other."""
+    """Yield each prompt with its own parameters. Raises InvalidRequest when either ends before the other."""
     params_iterator, count = iter(params), 0
     for prompt in prompts:
         if isinstance(prompt, PendingPrompt):

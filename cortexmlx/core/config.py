@@ -210,7 +210,7 @@ class EngineConfig:
 
     @property
     def active_draft(self) -> str | Path | None:
-        """The draft model to load; None without one, or if `speculate=False` or `reproducible=True` (no drafting)."""
+        """The draft model to load; None if there is none, or if nothing is drafted (`speculate`, `reproducible`)."""
         return self.draft if self.speculate and not self.reproducible else None
 
     @property

@@ -165,7 +165,7 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
-        """Look longer at images that requests wait for. Those fail whose image is refused memory twice, or fails."""
+        """Compute more of an image that requests wait for. Fail them if it fails, or is refused memory twice."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
@@ -198,7 +198,7 @@ class EngineCore:
     def pin(
         self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
     ) -> tuple[int, int]:
-        """Pin a text requests begin with (`PinnedPrefixes.add`). Raises InvalidRequest if the model cannot keep it."""
+        """Pin a prompt's beginning: see `PinnedPrefixes.add`. Raises InvalidRequest if it cannot be kept."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
@@ -399,7 +399,7 @@ class EngineCore:
         return standalone_seconds if previous_time is None else now - previous_time
 
     def _restart_if_refused(self, answer: _T | Refusal, plan: StepPlan | None = None) -> _T | None:
-        """Return a result of the runner or the disk. If memory was refused, restart with less and return None."""
+        """Return what the runner or the disk answered. If it is a refusal of memory, restart with less; return None."""
         if not isinstance(answer, Refusal):
             return answer
         self._restart_with_less(plan, answer)
@@ -652,7 +652,7 @@ that ends its worker would do so for ever.
 
 
 class Recovery:
-    """Restarts the workers after HostLost. As a context manager, it does so for what is raised within it: the running
+    """Restarts the workers after HostLost; as a context manager, after a HostLost that is raised within it. The running
     requests fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
 
     A start takes seconds to minutes. So another thread waits for the workers, and the engine's thread ends requests

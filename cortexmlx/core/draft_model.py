@@ -90,7 +90,7 @@ class DraftModel:
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`vocabulary` is how many tokens the other model knows. With `share_prefixes`, rows begin with what others
+        """`vocabulary` is how many tokens the engine's model knows. With `share_prefixes`, rows begin with what others
         have computed. `clock` returns seconds. Raises MemoryRefused.
         """
         self.engine_model = engine_model
@@ -134,7 +134,7 @@ class DraftModel:
             return [None] * len(jobs)
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
-        """Estimate drafting `tokens` tokens for each of `rows` rows with computed texts; None if not known yet."""
+        """Return about how long it takes to draft `tokens` tokens for each of `rows` rows; None if not known yet."""
         return self._times.estimate(rows, tokens)
 
     def end(self, job: Job) -> None:

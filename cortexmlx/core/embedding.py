@@ -442,8 +442,8 @@ Encode = Callable[[str], list[int]]
 
 
 def first_tokens(encode: Encode, text: str, max_tokens: int) -> list[int]:
-    """Return all tokens of a text with at most LONG characters or `max_tokens` tokens, and at least the first
-    `max_tokens` + 1 of another.
+    """Return the tokens of a text. If it has more than `max_tokens`, those after the first `max_tokens` + 1 may be
+    missing.
     """
     size, tries = max(LONG, _CHARACTERS * (max_tokens + 1)), 0
     while size < len(text):

@@ -68,8 +68,8 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
 
 def warn_if_blocking(name: str, other_name: str) -> bool:
-    """Warn if this thread runs an event loop, which stands still until the caller's caller returns, and return whether
-    it does. In a notebook the user waits anyway.
+    """Return whether this thread runs an event loop, and warn if so: the loop stands still until the caller's caller
+    returns. In a notebook, where the user waits anyway, there is no warning.
     """
     try:
         asyncio.get_running_loop()

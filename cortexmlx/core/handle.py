@@ -108,7 +108,7 @@ class RequestHandle(NotCopyable):
             self._cancel(self.id)
 
     def check_waiting(self) -> None:
-        """Raise CortexError on the engine's thread if the request has not ended: it would wait for itself for ever."""
+        """Raise CortexError on the engine's thread if the request has not ended: waiting would last for ever."""
         if not self.ended:
             self._may_wait()
 
@@ -157,7 +157,7 @@ class RequestHandle(NotCopyable):
 
     def announce(self, announce: Callable[[], None] | None) -> None:
         """Set a function to call for each event, for those already there and for the error. It may be called on any
-        thread, and once too often. Then whoever calls `take` need not wait.
+        thread, and once too often. So whoever calls `take` need not wait.
         """
         with self._lock:
             self._announce = announce

@@ -76,9 +76,9 @@ class InProcessModel:
         head_folder: Path | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
-        `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if it has
-        other tokens. `head_folder` has the model's assistant, or a checkpoint of the model with its draft head. Raises
-        ModelUnsupported if it is that of another model.
+        `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if its
+        tokens are not the model's. `head_folder` has the model's assistant, or a checkpoint of the model with its draft
+        head. Raises ModelUnsupported for those of another model.
         """
         self._config = config
         self._wake = wake
@@ -293,7 +293,7 @@ class InProcessModel:
 
     def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
         """Limit this draft model's arena to its share of the KV `memory`; the target model keeps `groups` for rows of
-        up to `tokens` tokens. Return the share. Raises InvalidRequest if it holds no block.
+        up to `tokens` tokens. Return the share. Raises InvalidRequest if no block fits into it.
         """
         share = draft_kv_bytes(memory, groups, self.groups, tokens)
         self.blocks = self._mode.count_blocks(share, self._sizes, min(tokens, self.loaded.context_length))
@@ -384,9 +384,9 @@ class InProcessModel:
             assert isinstance(self.runner, ModelRunner)  # else `store_notes` has said why there is no store
             self.disk.set_runner(self.runner)
             if self.disk.state is StoreState.HASHING:
-                self._store.when_hashed(self.loaded.model, lambda: self._wake(lambda core: self._join_store()))
+                self._store.when_hashed(self.loaded.model, lambda: self._wake(lambda core: self._resolve_store()))
 
-    def _join_store(self) -> None:
+    def _resolve_store(self) -> None:
         """Now that the weights' hash is known, let the store read and write, or stop using it."""
         if self.disk is not None and self._store is not None:
             identity_or_reason = self._store.resolve_identity(self.loaded.model)
@@ -556,7 +556,7 @@ def check_same_tokens(model: LoadedModel, draft: LoadedModel, size: int) -> None
 
 
 def _token_table(model: LoadedModel, size: int) -> TokenTable:
-    """Return the texts of the first `size` tokens of a model, each by itself where it depends on the tokens before."""
+    """Return the texts of the first `size` tokens of a model, each as if no token came before it."""
     tokenizer = SharedTokenizer(model.tokenizer)
     table = tokenizer.token_table(size)
     if table is not None:

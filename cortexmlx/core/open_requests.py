@@ -117,8 +117,8 @@ class OpenRequests:
         return bool(self._constrainable) and any(self._constrained_answers(plan))
 
     def make_token_mask(self, plan: StepPlan) -> TokenMask | None:
-        """Return which tokens the rows of a step may choose, by the grammars and thinking limits of their answers.
-        None if no row is restricted any more. A request fails whose grammar allows no token.
+        """Return which tokens the rows of a step may choose, by the grammars and thinking limits of their answers;
+        None if no row is restricted any more. A request whose grammar allows no token fails.
         """
         constrained_answers = list(self._constrained_answers(plan))
         matchers = [

@@ -103,7 +103,7 @@ def tokenize(
 
 
 def make_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
-    """Return which tools answers may call, and how, or None. Raises InvalidRequest if the model cannot call tools."""
+    """Return which tools answers may call and how; None: none. Raises InvalidRequest if the model cannot call tools."""
     if not params.offered:
         return None
     if tokenizer.call_format is None:
@@ -180,7 +180,7 @@ def thoughts_of_answer(
 def count_tail_tokens(
     tokenizer: SharedTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
 ) -> int:
-    """Return how many last tokens are thinking tags, opened or left empty. 0 if none, or if the tokens do not tell."""
+    """Return how many tokens at the end of a prompt are thinking tags; 0 if none, or if the tokens do not tell."""
     if thoughts is None or not isinstance(rendered_prompt, str):
         return 0
     trailing_tags = trailing_thinking_tags(rendered_prompt, thoughts)

@@ -211,7 +211,7 @@ class _Comparison:
     tokenizer: SharedTokenizer
 
     def report(self, known_paths: Sequence[PromptPath], draft: CacheReport) -> CacheReport:
-        """Return the report as far as the known paths tell, the newest first."""
+        """Return `draft` with what `known_paths`, the newest first, tell of the prompt."""
         version = self.path.version
         same_model = [each for each in known_paths if each.version.identity == version.identity]
         near, shared, repeat = self._find_nearest([each for each in same_model if each.version == version])
@@ -230,8 +230,8 @@ class _Comparison:
         return replace(draft, known_tokens=shared)
 
     def _find_nearest(self, paths: Sequence[PromptPath]) -> tuple[PromptPath | None, int, _Repeat]:
-        """Return the path that has most of the prompt's tokens, how many both begin with, and what of the rest it has,
-        too. A path that ends there has none.
+        """Return the path that has most of the prompt's tokens, how many tokens both begin with, and what they share
+        later: nothing if one of them ends there.
         """
         tokens = self.path.tokens
         shared = [_count_common(tokens, each.tokens) for each in paths]
@@ -358,7 +358,7 @@ class _Comparison:
 
 
 class _Repeat(NamedTuple):
-    """What of a prompt after a difference an earlier prompt has, too, in runs of `_RUN` tokens or more."""
+    """The tokens after a difference that both prompts have, in runs of at least `_RUN` tokens."""
 
     tokens: int
     """How many tokens."""
@@ -372,7 +372,7 @@ _NO_REPEAT = _Repeat(0, 0, 0)
 
 
 def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
-    """Return what of `new` is also in `old`."""
+    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`."""
     if min(len(new), len(old)) < _RUN:
         return _NO_REPEAT
     new_hashes, old_hashes = _hash_runs(new), _hash_runs(old)
@@ -389,7 +389,7 @@ def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
 
 
 def _hash_runs(tokens: IntArray) -> npt.NDArray[np.int64]:
-    """Return a hash of the `_RUN` tokens from each place on."""
+    """Return for each place a hash of the `_RUN` tokens that begin there."""
     return np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), _RUN) @ _WEIGHTS
 
 

@@ -607,7 +607,7 @@ class ThinkingBudget:
 
     @property
     def may_force_soon(self) -> bool:
-        """Whether the token after the next one may have to be forced."""
+        """Whether one of the next two tokens may have to be forced."""
         return not self._is_over and (bool(self._forced_tokens) or self._remaining_tokens <= 1)
 
     @property

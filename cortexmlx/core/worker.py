@@ -304,8 +304,8 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, or
-        until a request is late, and carry it out together with all queued ones. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a
+        call and carry it out with all queued ones, or wait until a request is late. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         deadline, remaining_calls = time.perf_counter() + wait, 0
@@ -332,7 +332,7 @@ class Worker:
     def _add_requests(
         self, core: EngineCore, queued_requests: Iterable[tuple[Submission, RequestHandle]], uses_permit: bool
     ) -> None:
-        """Add submitted requests to the core. One that raises fails."""
+        """Add submitted requests to the core. If adding one raises, that request fails."""
         if uses_permit:
             self._return_permit()
         for submission, handle in queued_requests:

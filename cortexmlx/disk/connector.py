@@ -204,7 +204,7 @@ class StoreConnector:
 
     @property
     def store(self) -> KVStore:
-        """The store. Any thread may use what it writes with, and its segments."""
+        """The store. Any thread may use its writer and its segments."""
         return self._store
 
     @property
@@ -214,7 +214,7 @@ class StoreConnector:
 
     def describe_prefix(self, name: str, tokens: Sequence[int], client: str | None, adapter: str) -> StoredPrefix:
         """Return what the whole blocks of `tokens` are called in the folder, and what they depend on. `adapter` is the
-        hash of its content. Raises PrefixRefused if nothing is stored.
+        hash of an adapter's content. Raises PrefixRefused if nothing is stored.
         """
         setup, tier = self._setup, self._tier
         if setup is None or tier is None or not setup.fingerprint:

@@ -146,7 +146,7 @@ class SegmentStore:
         return len(new)
 
     def _find_or_rebuild(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
-        """Return where records are, after the index was rebuilt if it is damaged. Raises sqlite3.Error."""
+        """Return where records are. If the index is damaged, rebuild it first. Raises sqlite3.Error."""
         try:
             with self._guarded_index() as index:
                 return index.find(keys)
@@ -198,8 +198,8 @@ class SegmentStore:
         return {}
 
     def read(self, location: RecordLocation, tokens: Sequence[int]) -> Record | None:
-        """Return the record at a place. None if it is missing, damaged or belongs to other tokens, which removes it
-        from the index, or if it cannot be read now, which does not.
+        """Return the record at a place, or None. If it is missing, damaged or of other tokens, remove it from the
+        index; if it only cannot be read now, it stays there.
         """
         try:
             with open_regular_file(self.path / location.segment) as file:
@@ -264,7 +264,7 @@ class SegmentStore:
 
     @contextlib.contextmanager
     def _guarded_index(self) -> Iterator[SegmentIndex]:
-        """Yield the index. A damaged file's error marks it for rebuilding at the next write. Raises sqlite3.Error."""
+        """Yield the index. If its file is damaged, mark it to be rebuilt at the next write. Raises sqlite3.Error."""
         index = self._index
         if index is None:
             raise sqlite3.OperationalError("there is no index")

@@ -88,7 +88,7 @@ def write_records(
 
 
 def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
-    """Return the model's name of a segment and where its records are, as the file itself says.
+    """Return the name of a segment's model, and where its records are, as the file itself says.
 
     Raises OSError, ForeignSegment for another format, or ValueError if the file is no complete segment.
     """
@@ -147,7 +147,7 @@ def _encode_header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -
 def _parse_locations(
     name: str, tensors: dict[str, Any], about: dict[str, str], data_start: int, total: int
 ) -> list[RecordLocation]:
-    """Return the location of each record in a segment's header. Raises ValueError for one outside of the file."""
+    """Return the location of each record in a segment's header. Raises ValueError if one is not within the file."""
     locations = []
     for key_hex, entry in about.items():
         digest, _, text = entry.partition(" ")

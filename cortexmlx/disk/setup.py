@@ -28,7 +28,7 @@ from cortexmlx.types.arrays import dtype_name
 
 
 class StoreSetup:
-    """Opens the KV store of a model while threads still hash its weights. `weights` hashes them from before they are
+    """Opens the KV store of a model while threads still hash its weights. `weights` begins to hash them before they are
     loaded. `start` starts the store's threads. Until the hash is known, the model has no `identity`: `when_hashed`
     says that it can be had, and `resolve_identity` returns it. `cancel` ends the hashing.
     """
@@ -54,7 +54,7 @@ class StoreSetup:
         return open_segment_store(self._path, self._limit)
 
     def _hash_cache(self) -> HashCache | None:
-        """Return the folder's file hash cache; None if there is no folder: only loading a model must not create it."""
+        """Return the folder's file hash cache; None without a folder: loading a model alone must not create one."""
         folder_exists = "_segments" in self.__dict__ or os.path.exists(self._path / SECRET)
         segments = self._segments if folder_exists else None
         return HashCache(segments.path, segments.secret) if isinstance(segments, SegmentStore) else None
@@ -108,7 +108,7 @@ class StoreSetup:
         self.weights.when_ready(ready)
 
     def resolve_identity(self, model: Any) -> bytes | str:
-        """Return the model's identity, or why it has none, after `when_hashed` called. Only on the engine's thread."""
+        """Return the model's identity, or why it has none, once `when_hashed` calls. Only on the engine's thread."""
         is_unchanged = self.weights.has_held_arrays(model)
         self.cancel()
         if self._files is None:

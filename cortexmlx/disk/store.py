@@ -350,8 +350,8 @@ class RecordReader:
                 self._answer(request, {})
 
     def _pause(self, request: ReadRequest, is_early: bool) -> None:
-        """Pause reading for a minute, because a request took too long. A store is not slow because it is being opened,
-        as its index is made anew after a crash.
+        """Pause reading for a minute, because a request took too long. A store that is still being opened is
+        not slow: its index may be made anew, after a crash.
         """
         if is_early:
             self._has_missed_opening = True

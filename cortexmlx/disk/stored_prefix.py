@@ -113,7 +113,7 @@ def find_prefix(folder: Path, name: str) -> StoredPrefix:
 
 
 def list_prefixes(folder: Path) -> list[StoredPrefix]:
-    """Return the named prefixes of a folder, by name."""
+    """Return the named prefixes of a folder, sorted by name."""
     prefixes = []
     for path in folder.glob("*.prefix"):
         with contextlib.suppress(OSError, PrefixRefused):

@@ -250,7 +250,7 @@ class ServedAdapters:
         self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's output `out` plus what the step's adapters compute from its input `x`. `module`: its id."""
+        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module`: the layer's id."""
         part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)
@@ -427,8 +427,8 @@ LONG_RUN = 8
 
 @dataclass(frozen=True, eq=False)
 class RoutePart:
-    """Consecutive tokens `begin .. end` of a layer's input, and their adapter slots. All of them have `slot`, or each
-    has its own of `slots` `[end - begin] uint32`.
+    """Consecutive tokens `begin .. end` of a layer's input, and their adapter slots. All tokens have `slot`, or
+    each has its own in `slots` `[end - begin] uint32`.
     """
 
     begin: int

@@ -108,7 +108,7 @@ def keep_own_products(runner: Runner) -> None:
 
 
 def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
-    """Return the model's products with quantized weights, if it has any and timing decides what computes them."""
+    """Return the model's products with quantized weights; None without any, or if timing does not choose for them."""
     products = runner.products
     return products if products is not None and isinstance(products.use, ProductChoices) else None
 

@@ -77,7 +77,7 @@ class ExecutionMode(Protocol):
         """Return the checks that compile and test kernels before the first step: see `AttentionBackend.checks`."""
 
     def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
-        """Return the checks of the kernel that writes the tail, which need a runner."""
+        """Return the checks of the kernel that writes the tail. They need a runner."""
 
     def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> Runner:
         """Return the runner, without blocks. Raises ModelUnsupported if answers would depend on how prompts are cut."""
@@ -105,9 +105,9 @@ class PagedMode:
         """What sees images for the model; None: it reads text only."""
 
     def add_head(self, head: DraftHead | Assistant) -> bool:
-        """Have a draft head or an assistant run with the model from now on. The layer of a head joins the group of the
-        layer that it is like. Return False if that does not see everything, or if the model's last hidden states cannot
-        be had.
+        """Have a draft head or an assistant run with the model from now on. A head's layer joins the group of the
+        model's layer that it is like. Return False if that group does not see all tokens, or if the model's last hidden
+        states cannot be had.
         """
         has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
         if isinstance(head, Assistant):
@@ -188,8 +188,8 @@ def begin_paged_arena(
     may_resize: Callable[[GroupCounts], bool],
     from_scratch: bool,
 ) -> KVCache:
-    """Have a runner allocate an empty arena, and return the cache that owns its blocks. It has at most `blocks` blocks
-    of `groups`, and with `snapshots`, so many snapshots of states. `from_scratch` and the rest: see
+    """Have a runner allocate an empty arena, and return the cache that owns its blocks: at most `blocks` blocks of
+    `groups`, and with `snapshots`, so many snapshots of states. `from_scratch` and the rest: see
     `ExecutionMode.begin_arena`.
     """
     size = prefix.block_size

@@ -82,7 +82,7 @@ def trace_graph(
     *inputs: mx.array,
     computed_first: list[tuple[mx.array, ...]] | None = None,
 ) -> Graph:
-    """Return the computation graph of `function(*given)`. Nothing is computed, not even the arguments. The function
+    """Return the computation graph of `function(*inputs)`. Nothing is computed, not even the arguments. The function
     may append to `computed_first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot
     export.
     """
@@ -181,8 +181,8 @@ class _PlacedArray:
 
 def peak_bytes(graph: Graph, updated_names: Collection[str] = (), *, waits: bool = False) -> int:
     """Return the peak bytes of evaluating a graph. Results and constants count, the arguments do not. Arguments whose
-    names are in `updated_names` are written in place; all others are copied before they change. With `waits`, arrays
-    that are computed first are there before the next are begun.
+    names are in `updated_names` are written in place; all others are copied before they change. With `waits`, each
+    part of the graph is computed before the next is begun.
     """
     return _Replay(graph, updated_names, waits).peak
 
@@ -227,7 +227,7 @@ class _Replay:
         self._await_calls(MAX_CALLS_AHEAD)
 
     def _await_calls(self, ahead: int) -> None:
-        """Give back what calls needed until so many are left to be computed."""
+        """Give back what calls needed, in order, until at most `ahead` of them are left to be computed."""
         while self._calls > ahead:
             calls, held_buffers = self._pending_calls.popleft()
             self._calls -= calls
@@ -273,7 +273,7 @@ class _Replay:
         return None
 
     def _is_free(self, operation: Operation, index: int, placed_inputs: list[_PlacedArray]) -> bool:
-        """Whether only this operation still uses the buffer of its input `index`."""
+        """Return whether only this operation still uses the buffer of its input `index`."""
         memory = placed_inputs[index].memory
         return memory.is_owned and memory.arrays == 1 and not memory.calls and self._uses[operation.inputs[index]] == 1
 
@@ -366,12 +366,12 @@ def dense_strides(shape: Sequence[int]) -> Shape:
 
 
 def is_dense(shape: Shape, strides: Shape) -> bool:
-    """Whether an array is contiguous."""
+    """Return whether an array is contiguous."""
     return all(count == 1 or a == b for count, a, b in zip(shape, strides, dense_strides(shape), strict=True))
 
 
 def multiplies_without_copy(shape: Shape, strides: Shape) -> bool:
-    """Whether MLX's CPU build multiplies with an array without a copy: its matrices are contiguous or transposed."""
+    """Return whether MLX's CPU build multiplies with an array without copying it: contiguous or transposed matrices."""
     if len(shape) < 2:
         return True
     (rows, columns), (row_stride, column_stride) = shape[-2:], strides[-2:]

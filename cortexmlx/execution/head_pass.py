@@ -49,11 +49,11 @@ class RowKeys:
     guessed: dict[int, Slab] = field(default_factory=dict)
 
     def find(self, layer: int, dtype: mx.Dtype) -> PagedKV:
-        """Return where attention finds the keys and values of a layer. Its queries have this type."""
+        """Return where attention finds the keys and values of a layer. The queries are of `dtype`."""
         return self._handle(layer, dtype, self.tail.get(layer), self.columns_used)
 
     def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Add a guess to each row: `[rows, kv_heads, 1, dim]`. Return where attention finds all of the layer."""
+        """Add a guess's `[rows, kv_heads, 1, dim]` to the rows. Return where attention finds all of the layer's."""
         new: Slab = (keys,) if values is None else (keys, values)
         form = self.memory.arena.quantization(layer)
         if form is not None:
@@ -73,7 +73,7 @@ class RowKeys:
 
 
 class StateDrafts(ABC):
-    """Guesses tokens from the states of the newest step. `sees_all_tokens`: it takes those of all tokens in a step."""
+    """Guesses tokens from the states of the newest step: of all its tokens, if `sees_all_tokens`."""
 
     sees_all_tokens = True
 
@@ -103,7 +103,7 @@ class StateDrafts(ABC):
         self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
     ) -> list[mx.array]:
         """Return up to `count` tokens `[n]` of each of n rows, from what `run` kept of each: `states` `[n, 1, width]`,
-        at `positions` `[n]`. `newest` `[n]` are the rows' newest tokens, which follow.
+        at `positions` `[n]`. `newest` `[n]` are the rows' newest tokens, right after these.
         """
 
     def propose(self, rows: Sequence[HeadRow], count: int, keys: RowKeys | None) -> list[tuple[int, ...]]:
@@ -138,7 +138,7 @@ class StateDrafts(ABC):
 
 
 class HeadDrafts(StateDrafts):
-    """Guesses by the draft head of a checkpoint. `cache` is its layer's in steps, and `layer` the number of that."""
+    """Guesses tokens with a draft head. `layer` is the number of its layer, and `cache` that layer's cache in steps."""
 
     def __init__(self, head: DraftHead, layer: int, cache: LayerCache) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class HeadDrafts(StateDrafts):
 
 
 class AssistantDrafts(StateDrafts):
-    """Guesses by an assistant."""
+    """Guesses tokens with an assistant, which reads the model's own keys and values."""
 
     sees_all_tokens = False
 
@@ -215,7 +215,7 @@ class AssistantDrafts(StateDrafts):
 
 
 def _next_tokens(plan: StepPlan, tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the token after each of a step's: chosen by it, or the next one of its text."""
+    """Return the token after each token of a step: the one that the step chose, or the next one of the text."""
     if plan.kind is StepKind.DECODE:
         assert chosen is not None
         return mx.maximum(chosen, 0)

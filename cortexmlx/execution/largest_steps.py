@@ -263,7 +263,7 @@ class _OutlineArena(KVArena):
         return dict(self._slabs)
 
     def set_slabs(self, slabs: dict[int, Slab]) -> None:
-        """Replace all slabs by these, by layer."""
+        """Replace all slabs, by layer."""
         self._slabs = dict(slabs)
 
     def make_tail(self, rows: int) -> dict[int, Slab]:

@@ -90,7 +90,7 @@ class LogitRows:
         return len(outputs) > 1 and outputs[-1] is outputs[-2]
 
     def hidden_states(self, kept_states: mx.array) -> mx.array:
-        """Return `run_keeping`'s `n` rows after the last norm: hidden states `[n, width]`. See `has_hidden_states`."""
+        """Return the last norm's output `[n, width]` for `n` rows from `run_keeping`. See `has_hidden_states`."""
         assert self._pick is not None
         states: mx.array = self._pick.norm(kept_states)[:, 0]
         return states
@@ -167,7 +167,7 @@ class RowSelection:
 
 
 class _RowPicker(_ModuleWrapper):
-    """Wraps a norm that is called `calls` times in a pass, and drops the rows that need no logits in the last call."""
+    """Wraps a norm that is called `calls` times in a pass. In the last call it drops the rows that need no logits."""
 
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)
@@ -180,7 +180,7 @@ class _RowPicker(_ModuleWrapper):
 
     @property
     def kept_rows(self) -> mx.array:
-        """The rows of the last pass that `set_rows` wanted."""
+        """The rows of the last pass that `set_rows` asked to keep."""
         assert self._selection.kept_states is not None
         return self._selection.kept_states
 

@@ -161,7 +161,7 @@ def _invert_cdf(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.arra
 
 
 def mask_logits(logits: mx.array, mask: TokenMask) -> mx.array:
-    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Unlisted rows stay bit by bit."""
+    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Other rows keep every bit."""
     rows, vocab = logits.shape
     # By bytes: as words, each token would take four bytes twice.
     bits = mx.array(mask.allowed.astype("<u4").view(np.uint8))[:, :, None] >> mx.arange(8, dtype=mx.uint8)

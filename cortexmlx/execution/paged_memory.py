@@ -130,7 +130,7 @@ def write_tail_column(tail: Slab | None, column: int, columns: int, new: Slab) -
 
 
 class ArenaWriteIndex:
-    """A write's slots as a device index for all layers of `group`. Raises KVBlockError for one outside the arena."""
+    """A write's slots as a device index for all layers of `group`. Raises KVBlockError for a slot outside the arena."""
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
         arena.check_slots(group, write.slots)

@@ -179,7 +179,7 @@ class ModelRunner:
         self._start_evaluation(self._begin_choice(mask), started, feed_wait)
 
     def _start_evaluation(self, results: list[mx.array], started: float, feed_wait: float) -> None:
-        """Start to compute a graph's `results`, begun at `started` when the feed had waited for `feed_wait` seconds."""
+        """Start to compute `results`. Their graph began at `started`, when the feed had waited `feed_wait` seconds."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -374,8 +374,8 @@ class ModelRunner:
             return logits, states
 
     def _update_and_fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Write a layer's new keys and values to the arena or the tail, and return where attention finds all of them.
-        They are `[T, kv_heads, 1, dim]`.
+        """Write a layer's new keys and values `[T, kv_heads, 1, dim]` to the arena or the tail. Return where attention
+        finds all of the layer's keys and values.
 
         Without `values`, the values are part of the keys. Keys and values are quantized only here. From then on they
         are moved as codes.

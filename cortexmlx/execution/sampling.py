@@ -424,7 +424,7 @@ class LogitChange(Protocol):
 
 
 class SubsetChange(Generic[C]):
-    """Applies a change to some rows of a batch. Others cost nothing: lists are as wide as the longest changed row's."""
+    """Applies a change to some rows of a batch. The other rows cost nothing, and make no list of tokens longer."""
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
         """`rows`, of `total` rows, are those that `change` changes."""

@@ -332,7 +332,7 @@ class SequenceCaches:
         return [array for leaf in flatten_caches(self._caches) for array in _cache_arrays(leaf)]
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether the system would give the memory now that a sequence of `blocks` blocks lacks."""
+        """Return whether the system would now give the memory that a sequence of `blocks` blocks lacks."""
         required_bytes = sequence_bytes(self.groups, blocks[0] * self.block_size)
         return can_allocate(max(required_bytes - self.nbytes, 0) + _SPARE_BYTES)
 

@@ -21,7 +21,7 @@ from cortexmlx.vision.reader import MAX_TOKENS
 
 @dataclass(frozen=True)
 class SightBytes:
-    """Bytes of MLX's memory. A layer of a tower may run while a step of the text part is under way."""
+    """Bytes that a model takes to see. A layer of the tower may run while a step of the text part is under way."""
 
     weights: int
     """The vision tower."""
@@ -32,12 +32,12 @@ class SightBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All of these together."""
         return self.weights + self.features + self.image
 
 
 def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool) -> SightBytes | None:
-    """Return the memory of the model in `folder` with the tower that an engine would read; None if it would not see.
+    """Return what seeing takes for the model in `folder`, with the tower that an engine would read; None without one.
     No weights are read.
     """
     family = FAMILIES.get(str(config.get("model_type")))

@@ -50,8 +50,8 @@ class StateBatch:
 
 @dataclass(frozen=True, eq=False)
 class VerifiedSpan:
-    """What it takes to compute the states within a span of `length` tokens of some rows, of which the last ones may be
-    wrong drafts: the states `before` it, and the calls of recurrent modules, by leaf.
+    """A span of `length` tokens of some rows, the last of which may be wrong drafts, with what it takes to compute the
+    states within it: the states `before` it, and the calls of recurrent modules, by leaf.
     """
 
     before: StateBatch
@@ -263,7 +263,7 @@ class StateStore:
             yield part, _join_states([place for _, place in members])
 
     def _take_back(self, segments: Sequence[Segment]) -> None:
-        """Compute the states of rows some of whose last tokens were wrong drafts, after those that stay. The rows that
+        """If some last tokens of rows were wrong drafts, compute the states after the tokens that stay. The rows that
         were in one batch with them are computed again, too: it costs no more than a copy.
         """
         spans: dict[VerifiedSpan, dict[int, list[tuple[Row, StatePlace]]]] = {}
@@ -283,7 +283,7 @@ class StateStore:
 
     def carry_out(self, ops: StateOps) -> None:
         """Carry out what `ops` plan before a step: save snapshots, begin rows with snapshots, and drop snapshots and
-        rows' states. A pipeline's part without recurrent layers has none to carry out: what is planned is for other
+        rows' states. A pipeline's part without recurrent layers carries out nothing: what is planned is for other
         ranks.
         """
         if not self.leaves:

@@ -64,7 +64,7 @@ copies.
 
 class KVArena:
     """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens; one number for all
-    layer groups, or one for each. None takes no memory, as after `release`.
+    layer groups, or one for each. With `blocks` None, it takes no memory, as after `release`.
 
     Raises MemoryRefused if the system does not give the memory.
     """

@@ -83,8 +83,8 @@ class KVCache:
         return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
-        """Return the index of a block of a match that the token after its first `tokens` tokens sees but that is no
-        longer cached, the last such block of its group; None if all are cached.
+        """Return the index of a block of a match that is no longer cached, though the token after its first `tokens`
+        tokens sees it: the last such block of one group. None if all are cached.
         """
         for group in self.tables.windowed_groups:
             for index in range(
@@ -95,7 +95,7 @@ class KVCache:
         return None
 
     def blocks_needed(self, tokens: int, match: PrefixMatch | None) -> list[int]:
-        """Count blocks per group for `tokens` tokens that begin with `match`, except those running sequences share."""
+        """Count blocks per group for `tokens` tokens that begin with `match`, except those that sequences own now."""
         matched_tokens, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
         needed_counts = []
         for group, (pool, limit) in enumerate(zip(self.pools, self.tables.max_blocks, strict=True)):
@@ -302,8 +302,8 @@ class KVCache:
     # -- where texts can be continued ---------------------------------------------------------------------------------
 
     def add_resume_point(self, seq: int, tokens: int, spare: bool = False) -> None:
-        """Add a resume point after the last whole block of a sequence's first `tokens` tokens, which keeps the blocks
-        that windows see there. A `spare` one is given up early.
+        """Add a resume point after the last whole block of a sequence's first `tokens` tokens. It keeps the blocks that
+        windows see there. A `spare` one is given up early.
         """
         sequence, index = self._sequences[seq], tokens // self.block_size
         if self.tables.windowed_groups and 0 < index <= sequence.registered:
@@ -475,7 +475,7 @@ class KVCache:
     def _extend_tables(
         self, sequence: SequenceBlocks, required_ends: Sequence[int], preferred_ends: Sequence[int]
     ) -> None:
-        """Extend every group's table, or none, to `required_ends`, or to `preferred_ends` if one run holds that."""
+        """Extend all groups' tables, or none: to `required_ends`, or to `preferred_ends` if the same run holds it."""
         previous_ends = [table.end for table in sequence.tables]
         try:
             for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):

@@ -229,9 +229,9 @@ class BlockPools:
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
     def evict_for_transient(self) -> None:
-        """Evict unused blocks that chats have cached until `spare` blocks of each group's limit have none of these,
-        for transient sequences. Blocks with owners do not count. The least recently used goes first; pinned blocks
-        stay.
+        """Evict unused blocks that chats have cached, until `spare` blocks of each group's limit hold none of them:
+        those are for transient sequences. Blocks with owners do not count. The least recently used goes first; pinned
+        blocks stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
@@ -243,7 +243,7 @@ class BlockPools:
                 self._evict_entry(group, entry)
 
     def clear_transient(self, entry: PrefixEntry) -> None:
-        """Mark an entry as no longer transient, because a sequence uses it that is not transient."""
+        """Mark an entry as no longer transient, because a sequence that is not transient uses it."""
         if entry.transient:
             entry.transient = False
             for pool, block in zip(self._pools, entry.blocks, strict=True):
@@ -512,7 +512,7 @@ class BlockPool:
             self.make_evictable(block)
 
     def release_from_point(self, entry: PrefixEntry, block: int) -> None:
-        """Count one resume point less that needs an entry's block. If none is left, it is evicted before all others."""
+        """Count one resume point less that needs an entry's block. If none is left, the block is evicted first."""
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -544,7 +544,7 @@ class BlockPool:
             table_end = table.end
 
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
-        """Take one owner from each of a sequence's `blocks`, in its order. Return how many blocks became free.
+        """Take one owner from each of some `blocks` of a sequence. Return how many blocks became free.
 
         A block without owners is free, or waits to be evicted if it is cached: ends of texts are evicted before
         beginnings, so the last block waits first. With `evict_first`, the blocks wait before all others, in the order
@@ -657,7 +657,7 @@ class WindowResumePoints:
             self._pools[group].hold_for_point(entry, entry.blocks[group])
 
     def _visible_blocks(self, last: PrefixEntry, tokens: int) -> Iterator[tuple[int, PrefixEntry]]:
-        """Yield, last first, the blocks of all windows that the token after a text's first `tokens` tokens sees."""
+        """Yield the blocks that the token after a text's first `tokens` tokens sees in all windows, the last first."""
         index = (tokens - 1) // self._block_size
         for group, window in self._windows.items():
             node: PrefixNode = last

@@ -218,7 +218,7 @@ class PrefixCache:
 
     @property
     def states(self) -> list[dict[int, int]]:
-        """The snapshots of each entry, by the number of its block's tokens that they come after."""
+        """The snapshots of each entry, by how many tokens of its block come before them."""
         return [entry.states for entry in self._entries.values()]
 
     @property
@@ -236,7 +236,7 @@ def predecessor(node: PrefixNode, steps: int) -> PrefixNode:
 
 
 def _best_partial_match(parent: PrefixNode, rest: Sequence[int]) -> tuple[PrefixEntry | None, int]:
-    """Return the entry after `parent` with most tokens in common with `rest`, the newest of equals, and how many."""
+    """Return the entry after `parent` that begins with most tokens of `rest`, the newest of equals, and how many."""
     best_entry, best_length = None, 0
     for index, entry in enumerate(reversed(parent.children.values())):
         if index == _MAX_COMPARED_CHILDREN or best_length == len(rest):

@@ -228,7 +228,7 @@ class ArenaDemand:
         )
 
     def extra_point_blocks(self, group: LayerGroup) -> int:
-        """Return how many of these blocks are for resume points beyond one for each row."""
+        """Return how many of the `max_useful_blocks` are for resume points beyond one for each row."""
         window_blocks = max_row_blocks(group.spec.attention_window, self.block_size)
         return 0 if window_blocks is None else max(0, MIN_RESUME_POINTS - self.rows) * window_blocks
 
@@ -264,8 +264,8 @@ def default_kv_bytes(
 def draft_kv_bytes(
     memory: int, groups: Iterable[LayerGroup], draft: Iterable[LayerGroup], tokens: int, itemsize: int | None = None
 ) -> int:
-    """Return a draft model's part of the cache's `memory`: the same share as of a row of `tokens` tokens, so that the
-    arenas of both models hold the same rows. The draft model's layers keep `draft`.
+    """Return a draft model's part of the cache's `memory`: its share of what both models keep for a row of `tokens`
+    tokens, so that both arenas hold the same rows. `draft` are the draft model's layer groups.
     """
     draft_size, target_size = sequence_bytes(draft, tokens, itemsize), sequence_bytes(groups, tokens, itemsize)
     return memory * draft_size // max(1, draft_size + target_size)

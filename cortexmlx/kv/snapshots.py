@@ -232,7 +232,7 @@ def _cut_match(
 
 
 def _snapshot_places(entry: PrefixEntry, max_position: int) -> list[int]:
-    """Return after which tokens of its block an entry has snapshots, up to `max_position`, the last first."""
+    """Return after how many tokens of its block an entry has snapshots, up to `max_position`, the last first."""
     return sorted((position for position in entry.states if position <= max_position), reverse=True)
 
 

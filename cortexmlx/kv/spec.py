@@ -185,8 +185,8 @@ GROUP_SIZES = (64, 32)
 def quantize_groups(
     groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None
 ) -> tuple[LayerGroup, ...]:
-    """Return the same layers with keys and values of `bits` bits. None leaves them unchanged, and so do layers without
-    keys and values.
+    """Return the same layers with keys and values of `bits` bits; None: unchanged. Layers without keys and values stay
+    as they are.
 
     `group_size` None takes the first of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
     does, if the given one does not, or if no layer keeps keys and values.

@@ -415,7 +415,7 @@ class InFlightPrefixes:
             self._owners.setdefault(key, job)
 
     def release(self, job: Job, stored_blocks: int | None = None) -> list[Key]:
-        """Release claims to a job's first `stored_blocks` blocks (None: all). Return the keys no job claims now."""
+        """Release a job's claims to its first `stored_blocks` blocks (None: all). Return the keys that it gives up."""
         first_claimed = self._first_claimed.pop(job, len(job.keys))
         if stored_blocks is not None and stored_blocks < len(job.keys):
             self._first_claimed[job] = stored_blocks

@@ -53,8 +53,8 @@ def make_arena_writes(cache: KVCache, scheduled_tokens: ScheduledTokens) -> tupl
 
 
 def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, end_by_lane: Mapping[int, int]) -> Flush:
-    """Return the flush of a window's columns to the arena: those of lane i go to its slots from its base up to
-    `end_by_lane[i]`, all others to scratch.
+    """Return the flush of a window's columns to the arena. Those of lane i go to the slots of its tokens from `base`
+    up to `end_by_lane[i]`, all others to scratch.
     """
     writes = []
     for group in range(len(cache.groups)):
@@ -119,7 +119,7 @@ def _make_arena_write(cache: KVCache, group: int, scheduled_tokens: ScheduledTok
 
 
 def _unwritten_slots(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """Return the slots after `end` of a block first written by `begin .. end`: zeroed, since whole blocks are read."""
+    """Return the slots after `end` in a block that `begin .. end` starts. They are zeroed: whole blocks are read."""
     num_unwritten = -end % cache.block_size
     starts_block = begin <= end - end % cache.block_size
     return cache.tables.slots(job.id, group, end, num_unwritten) if num_unwritten and starts_block else EMPTY_INDICES

@@ -25,7 +25,7 @@ then ended jobs are stored, and new ones find their blocks.
 
 class DecodeWindow:
     """A fixed set of decoding rows, the `lanes`, and the steps until their next flush. The next step writes `column`
-    of the tail's `columns`; 0 if no window is open. Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS` columns.
+    of the tail's `columns`; `column` is 0 if no window is open. Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS`.
 
     A job whose newest tokens are in the tail, and are to be cached when it ends (`RunningSet.should_cache_newest`), is
     *awaiting the flush* then. It has lost its row, but keeps
@@ -70,7 +70,7 @@ class DecodeWindow:
     def plan_step(
         self, builder: StepBuilder, make_room: Callable[[Job, int], None], flush: Flush | None = None
     ) -> tuple[StepPlan, Sequence[Job]] | None:
-        """Open a window if none is open. Return its next step and the jobs that get a token in it; None if none do."""
+        """Open a window if none is open. Return its next step and the jobs that get a token; None if no job does."""
         if self.column == 0:
             self.open(make_room)
         jobs_by_lane = self.next_jobs

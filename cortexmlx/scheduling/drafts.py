@@ -19,7 +19,7 @@ window.
 
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, no drafts of it are in flight, and its
-    sequence can be cut back. On mlx-lm's own caches, it cannot. The caller's own
+    sequence can be cut back. On mlx-lm's own caches, no sequence can. The caller's own
     functions are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled
     gets no more.
     """

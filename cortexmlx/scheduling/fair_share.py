@@ -166,7 +166,7 @@ class FairShare:
 
 
 def tokens_to_begin(job: Job) -> int:
-    """Return the tokens a job needs to begin: its own, cached or not, and those of its answer charged in advance."""
+    """Return how many tokens a job needs to begin: its own, cached or not, and the advance for its answer."""
     return len(job.tokens) + max(0, _advance_tokens(job) - job.num_generated)
 
 

@@ -213,7 +213,7 @@ class Job:
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def preempt(self) -> int:
-        """Give up the row and blocks, for whatever reason; drop what `keep` drops, and return how many tokens."""
+        """Note that its row and blocks are gone, for any reason. Drop what `keep` drops; return how many tokens."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
@@ -265,7 +265,7 @@ class Job:
         return min(max_reusable, self.num_scored_tokens - 1) if self.has_unscored_tokens else max_reusable
 
     def positions_to_score(self, first: int, end: int) -> range:
-        """Return the positions that get log-probabilities if `first .. end` are computed: each follows one of these."""
+        """Return the positions of the tokens that get log-probabilities when the tokens `first .. end` are computed."""
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored_tokens)))
 
     def positions_to_pool(self, first: int, end: int) -> range:
@@ -299,8 +299,8 @@ class Job:
         self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
-        """Note that memory was refused to a step in which this job's share was the largest. It counts if there was no
-        progress since the one before.
+        """Note that memory was refused to a step in which this job's share was the largest. The refusal counts if
+        there was no progress since the one before.
         """
         num_computed = self.num_computed_tokens + len(self.dropped_tokens)
         has_progressed = num_computed > self.refused_at

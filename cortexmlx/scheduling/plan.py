@@ -99,7 +99,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class ArenaWrite:
-    """Arena slots of a layer group's new tokens: `slots`, in order; `zeros`, after them in new blocks, are zeroed."""
+    """Arena slots that a step writes in a layer group: `slots` for new tokens, in order, and `zeros`, to be zeroed."""
 
     slots: IntArray
     zeros: IntArray
@@ -113,7 +113,7 @@ class ArenaWrite:
 
 @dataclass(frozen=True)
 class Flush:
-    """Tail columns `0 .. columns` to write to the arena: per layer group to `slots` `[rows * columns]`, row by row."""
+    """Tail columns `0 .. columns` that go to the arena: in each layer group to `[rows * columns]` slots, row by row."""
 
     columns: int
     writes: tuple[ArenaWrite, ...]

@@ -87,7 +87,7 @@ class RunningSet:
         return self.compute_keys(job.tokens[: job.num_sharable(len(job.tokens))], job.block_salt, job.request.cache)
 
     def shares_prefix(self, job: Job) -> bool:
-        """Return whether a job shares cached blocks with other jobs, theirs and its own."""
+        """Return whether a job uses cached blocks of other jobs, and they its own."""
         return self.share_prefixes and job.request.cache
 
     @property
@@ -96,8 +96,8 @@ class RunningSet:
         return len(self.jobs) - self._texts
 
     def has_place_for(self, job: Job) -> bool:
-        """Return whether a job may begin by the number of rows; a pooling job, by the tokens of the next step. While
-        steps are kept small, all jobs count as rows.
+        """Return whether a row is free for a job. A pooling job needs no row, but room in the tokens of the next step.
+        While steps are kept small, all jobs count as rows.
         """
         if self.backoff.holds_back:
             return len(self.jobs) < self.backoff.rows
@@ -119,7 +119,7 @@ class RunningSet:
         return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
 
     def match(self, job: Job) -> PrefixMatch | None:
-        """Find the cached beginning of a job's tokens, which need not be computed. None if the job does not share."""
+        """Return the cached beginning of a job's text, which need not be computed; None if the job does not share."""
         if not self.shares_prefix(job):
             return None
         return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.block_salt)
@@ -137,7 +137,7 @@ class RunningSet:
 
     @property
     def obtainable_blocks(self) -> list[int]:
-        """The blocks of each layer group that a new job can have now, if headroom is dropped."""
+        """How many blocks of each layer group a new job can have now, if headroom is dropped."""
         blocks = self.cache.tables.obtainable_blocks({row.id: row.reserved_tokens for row in self.jobs})
         return [count - self.rows for count in blocks]
 
@@ -167,7 +167,7 @@ class RunningSet:
         return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling)
 
     def _blocks_needed(self, job: Job, match: PrefixMatch | None) -> list[int]:
-        """Return the blocks of each group for a job, and one more for every row."""
+        """Return how many blocks of each group a job needs, with one more for every row."""
         return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
@@ -246,11 +246,11 @@ class RunningSet:
         return positions
 
     def _next_turn_anchor(self, job: Job) -> int:
-        """Return after how many tokens the next turn's text differs; 0 if unknown or earlier tokens were dropped."""
+        """Return after how many tokens the next turn's text differs; 0 if that is unknown, or tokens were dropped."""
         return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Keep the state at the anchor longer than those of the rounds after it."""
+        """Keep the state where the next turn's text differs longer than the states after it."""
         anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)
@@ -305,7 +305,7 @@ class RunningSet:
                 return False
 
     def drop_headroom(self) -> int:
-        """Free the blocks that running jobs have beyond their reserved tokens. Return how many these were."""
+        """Free the blocks that running jobs have beyond their reserved tokens. Return how many became free."""
         return sum(self.cache.free_spare_blocks(job.id, job.reserved_tokens) for job in self.jobs)
 
     @property
@@ -344,8 +344,8 @@ class RunningSet:
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Free the blocks of a job that has no row any more. What it stored stays cached, with its newest state within
-        that.
+        """Free the blocks of a job that has no row any more. What it stored stays cached, and so does its newest
+        state, unless that is of more tokens.
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
@@ -367,7 +367,7 @@ def _missing_tokens(job: Job) -> int:
 
 
 def can_fork(job: Job) -> bool:
-    """Return whether a fork can copy its parent's blocks now: all of its prompt but the last token is in the arena."""
+    """Return whether a fork can copy its parent's blocks now: all of the prompt but the last token is in the arena."""
     parent = job.fork_of
     return (
         parent is not None

@@ -164,8 +164,8 @@ class Scheduler:
     def finish(
         self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED, surplus: int = 0
     ) -> None:
-        """End a job in whatever state it is. Unknown jobs are ignored. Its last `surplus` tokens come after the end of
-        its text, and are no part of its answer; what was computed for them may stay cached.
+        """End a job in whatever state it is. Unknown jobs are ignored. The last `surplus` tokens come after the end of
+        the text, and are no part of the answer; what was computed for them may stay cached.
 
         Its row is free at once. So are its blocks, except cached ones. If its newest tokens are worth caching, it keeps
         all its blocks until the flush.
@@ -198,7 +198,7 @@ class Scheduler:
         self._admission.clear()
 
     def restart_rows(self, rows: int | None = None) -> None:
-        """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what it was to
+        """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what that was to
         write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now
         on; but if it had a larger piece of a prompt than usual, only the pieces have the usual size for a while.
         """
@@ -231,8 +231,8 @@ class Scheduler:
         self._builder.is_head_awake = is_awake
 
     def locate_rows(self, jobs: Sequence[Job]) -> tuple[GroupStep, ...] | None:
-        """Return where the keys and values of decoding jobs are, up to their newest token; None while the newest of
-        them are in the tail. Nothing may be in flight.
+        """Return where the keys and values of decoding jobs are, up to their newest token; None while some of them
+        are in the tail. Nothing may be in flight.
         """
         if self._window.column:
             return None
@@ -309,12 +309,12 @@ class Scheduler:
 
     @property
     def rows_running(self) -> int:
-        """How many jobs have a row."""
+        """How many jobs run, pooling ones included."""
         return len(self._running_set.jobs)
 
     @property
     def rows_waiting(self) -> int:
-        """How many jobs wait for a row, parked ones included."""
+        """How many jobs wait, parked ones included."""
         return self._admission.count
 
     @property
@@ -439,8 +439,8 @@ class Scheduler:
         return plan
 
     def _count_seen(self, job: Job, count: int) -> int:
-        """Return how many of a job's next `count` tokens come before an image that is not looked at, because a prompt
-        has more of them than are kept, or because its features were dropped. It is looked at now.
+        """Return how many of a job's next `count` tokens come before an image that has no features now, as when a
+        prompt has more images than are kept. The model looks at that image now.
         """
         images, want = job.request.images, self._admission.want_images
         if images is None:

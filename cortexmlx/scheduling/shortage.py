@@ -87,11 +87,11 @@ class LengthLimits:
         return available_tokens if requested_tokens is None else min(requested_tokens, available_tokens)
 
     def max_scored_tokens(self, capacity: int) -> int:
-        """Return how long a scored text may be for a cache of `capacity` tokens: its last token is not cached."""
+        """Return how long a scored text may be for a cache of `capacity` tokens: the text's last one is not cached."""
         return min(self.max_tokens, (capacity if self.keep is None else min(capacity, self.keep.max_row_tokens)) + 1)
 
     def max_answer_tokens(self, prompt: int, capacity: int) -> int:
-        """Return the answer's token limit after `prompt` tokens; a cache of `capacity` need not hold the last one."""
+        """Return how long an answer to `prompt` tokens may be. Its last token needs none of the cache's `capacity`."""
         max_tokens = self.max_tokens - prompt
         return (
             max_tokens
@@ -101,7 +101,7 @@ class LengthLimits:
 
 
 def limit_answer(job: Job, capacity: int) -> None:
-    """Limit a job's answer to end when a cache of `capacity` tokens is full; its last token needs no place there."""
+    """Limit a job's answer to end when a cache of `capacity` tokens is full. The last token needs no place there."""
     if job.is_pooling or (job.keep is not None and job.keep.max_row_tokens <= capacity):
         return
     max_tokens = capacity + 1 - job.prompt_length + len(job.dropped_tokens)

@@ -62,7 +62,7 @@ class StepPrices:
         return any(count * self.token_time > cost for count, cost in enumerate(self.verify_costs, 1))
 
     def allows(self, cost: float, certain_tokens: float) -> bool:
-        """Return whether a step may cost that much more if only `certain_tokens` drafted tokens are right."""
+        """Return whether a step may cost `cost` more than decoding if only `certain_tokens` drafts are right."""
         return self.loss_budget.allows((cost + self.risk) / self.token_time - certain_tokens)
 
 
@@ -127,7 +127,7 @@ class TimeLedger:
         return self._unseen_tokens > (0 if speed_changed else self._max_unseen_tokens)
 
     def _worst_overrun(self, rows: int, pending: bool) -> float:
-        """Return how many decode steps more than expected verifying may cost; 0 if such a loss is small enough. With
+        """Return by how many decode steps verifying may exceed its expected cost; 0 if that loss is small enough. With
         many rows, one bad surprise is more than may be lost.
         """
         if not self.costs.has_verify_times(rows):
@@ -193,9 +193,9 @@ class TimeLedger:
             self.loss_budget.add(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
 
     def _record_pipeline_edge(self, delay: float, rows: int, planned_ahead: bool) -> None:
-        """Charge the delay of a decode step with which the pipeline drains or fills. Its tokens came so much `delay`,
-        in the time of a token. Much of the last one's time is counted in the step before, and as much more in the
-        next first one.
+        """Charge the delay of a decode step with which the pipeline drains or fills: its tokens came later by `delay`,
+        in the time of a token. The step that drains comes early, since the step before has a part of its time; the
+        step that fills comes later by as much.
         """
         if planned_ahead:
             self._early_time = min(max(-delay, 0.0), float(rows))
@@ -219,7 +219,7 @@ class TimeLedger:
         self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
 
     def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
-        """Learn from decode steps between other ones. Of their `seconds`, a switch's time or less is not theirs."""
+        """Learn from decode steps between other ones. Their `seconds` include the time of a switch, or a part of it."""
         if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
             expected = decode_time * self.costs.unit
             least = (seconds - self.switch_cost * expected) / steps
@@ -321,7 +321,7 @@ class StepCosts:
     def record_decode(self, rows: int, seconds: float, head_ran: bool = False) -> bool:
         """Learn that a decode step of `rows` rows, with the draft head if `head_ran`, took `seconds`, while others ran
         before and after it. Return whether that fits the speed of the verifying steps just before, if there were any.
-        If not, what these have taught is dropped; the newest one, which was close in time, is compared with this.
+        If not, what those have taught is dropped. The newest one, close in time, is measured by this step's speed.
         """
         estimate = self._decode_estimates.setdefault((round_to_bucket(rows), head_ran), TimeEstimate())
         unit = self.unit
@@ -347,8 +347,8 @@ class StepCosts:
         self._newest_verify, self._newest_seconds = estimates, max(seconds, 1e-9)
 
     def _record(self, estimates: list[TimeEstimate], seconds: float, first: TimeEstimate | None = None) -> float:
-        """Let the machine's speed follow a step that was to take as long as `first`, or the first of `estimates`. Add
-        its time to these, and return it.
+        """Let the machine's speed follow a step that was to take as long as `first` (None: the first of `estimates`).
+        Add the step's time to `estimates`, and return it.
         """
         self.now += 1
         first = first or estimates[0]
@@ -470,7 +470,7 @@ class LossBudget:
         self.cap = BUDGET_CAP
 
     def cover(self, rows: int) -> None:
-        """Have room for the losses of steps of so many rows. What is added for the most rows so far is added once."""
+        """Make the budget large enough for steps of so many rows. It grows only if there never were as many before."""
         more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
         self.cap += more
         self.level += more

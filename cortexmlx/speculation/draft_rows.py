@@ -46,7 +46,7 @@ class _DraftRow:
 
 class DraftScheduler:
     """Plans the steps of a draft model in rounds. A round begins with what is new in the texts of all rows, which is
-    one MIXED step, and continues with DECODE steps. Each of them adds one guess to each row.
+    one MIXED step, and continues with DECODE steps. Each step adds one guess to each row.
 
     A row lives as long as the job that it follows. When a round begins, all guesses before it are forgotten, and the
     rows are cut back to what they have in common with the texts. No guess is ever stored where others may find it.
@@ -113,14 +113,14 @@ class DraftScheduler:
         return plan
 
     def append_guesses(self, plan: StepPlan, tokens: Sequence[int]) -> None:
-        """Append the tokens that a step has computed to its rows."""
+        """Append the tokens that a step has chosen, each to its row."""
         for segment, token in zip(plan.logit_segments, tokens, strict=True):
             draft_row = self._draft_rows.get(segment.job)
             if segment.live and draft_row is not None and draft_row.row.generation == segment.generation:
                 draft_row.row.tokens.append(token)
 
     def get_draft(self, job: Job, count: int, vocabulary: int) -> TokenDraft | None:
-        """Return up to `count` guessed next tokens of a job, cut at the first not below `vocabulary`; None if none."""
+        """Return up to `count` guessed next tokens of a job, all below `vocabulary`; None if there are none."""
         if not self._has_guess(job):
             return None
         guessed_tokens = self._draft_rows[job.id].row.tokens[len(job.tokens) :][:count]
@@ -189,7 +189,7 @@ class DraftScheduler:
     # -- inside a round -----------------------------------------------------------------------------------------------
 
     def _can_draft_for(self, job: Job, count: int) -> bool:
-        """Return whether the model can draft for a job that can use it. Release a row that no longer fits its job."""
+        """Return whether a job can use drafts of this model. Release a row that no longer fits its job."""
         draft_row = self._draft_rows.get(job.id)
         if draft_row is not None and draft_row.drops != job.drops:
             self._release_row(job.id)
@@ -211,7 +211,7 @@ class DraftScheduler:
 
     def _rewind_row(self, draft_row: _DraftRow, job: Job | None) -> None:
         """Rewind a row to what it has in common with the text of its job, and append what is new there. Further
-        guesses stay if they still fit. None: the job takes no part in the round.
+        guesses stay if they still fit. `job` None: it takes no part in the round.
         """
         row, num_job_tokens = draft_row.row, draft_row.num_job_tokens
         new_tokens = [] if job is None else job.tokens[num_job_tokens:]
@@ -254,7 +254,7 @@ class DraftScheduler:
         return tuple(copies)
 
     def _has_room(self, job: Job, requested_ids: set[JobId]) -> bool:
-        """Return whether a job gets a row and blocks even if uncached; jobs not in `requested_ids` give up rows."""
+        """Return whether there are blocks for a whole text, and a row, maybe that of a job not in `requested_ids`."""
         if len(self._draft_rows) >= self._running.backoff.rows:
             idle = next((number for number in self._draft_rows if number not in requested_ids), None)
             if idle is None:
@@ -270,7 +270,7 @@ class DraftScheduler:
         return row
 
     def _next_block_key(self, row: Job, blocks: int | None) -> Key | None:
-        """Return the key of the prompt's whole block after the first `blocks` (None: those computed), or None."""
+        """Return the key of the whole block after the first `blocks` (None: those computed); None if there is none."""
         index = row.num_computed_tokens // self.cache.block_size if blocks is None else blocks
         return row.keys[index] if index < len(row.keys) else None
 
@@ -297,7 +297,7 @@ class DraftScheduler:
         return sorted(scheduled_tokens, key=lambda each: each[1] > 1)
 
     def _reserve_blocks(self, row: Job, tokens: int) -> None:
-        """Reserve blocks for `tokens` tokens of a row, or release the row: others do not make room."""
+        """Reserve blocks for `tokens` tokens of a row, or release the row: other rows do not make room."""
         try:
             is_reserved = self._running.reserve(row, tokens)
         except KVCacheFull:

@@ -105,7 +105,7 @@ class ForcedDrafter:
         self._forced_token_sources: dict[JobId, Callable[[], Sequence[int]]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any job has a grammar."""
+        """Return whether any job has a grammar."""
         return bool(self._forced_token_sources)
 
     def add_job(self, job: JobId, get_forced_tokens: Callable[[], Sequence[int]]) -> None:
@@ -188,7 +188,7 @@ class HeadDrafter:
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """True: it needs the newest token of each row. False while it pauses, or is off."""
+        """Whether it needs the newest token of each row: always, unless it pauses or is off."""
         return not self.is_off and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
@@ -210,7 +210,7 @@ class HeadDrafter:
         return "draft head" if self.name == "head" else self.name
 
     def _record_time(self, rows: int, tokens: int, seconds: float) -> None:
-        """Record how long guesses of `tokens` tokens took. Those after the first one may take longer than that."""
+        """Record how long it took to guess `tokens` tokens of each row. Tokens after the first may take longer."""
         if tokens > 1:
             first = self._times.first.estimate(rows)
             first = seconds / tokens if first is None else min(first, seconds)
@@ -223,7 +223,7 @@ class HeadDrafter:
         return self._times.estimate(rows, tokens)
 
     def judge(self, drafted: int, accepted: int) -> None:
-        """Switch it off if hardly any of its drafts were right."""
+        """Switch the drafter off if hardly any of its drafts were right."""
         if not self.is_off and drafted >= ENOUGH_DRAFTED and accepted <= MISREAD * drafted:
             self.is_off = True
             log.warning(
@@ -235,7 +235,7 @@ class HeadDrafter:
             )
 
     def end(self, job: Job) -> None:
-        """Nothing is kept of a job."""
+        """Do nothing: nothing is kept of a job."""
 
     def forget(self) -> None:
-        """Nothing is kept of jobs."""
+        """Do nothing: nothing is kept of jobs."""

@@ -68,7 +68,7 @@ class _Guess:
 
 class Speculation:
     """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
-    the first that has a guess counts. The `slow_drafters` ones come last, and only if what they are expected to win is
+    the first that has a guess counts. The `slow_drafters` come last, and only if what they are expected to win is
     more than the time that they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
@@ -102,7 +102,7 @@ class Speculation:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no token can be drafted, since only grammars force tokens, and no job has one."""
+        """Whether no token can be drafted, since only grammars give drafts, and no job has a grammar."""
         return not (self._guesses_freely or self._drafted_jobs or self.forced_drafter)
 
     def draft(self) -> None:
@@ -164,8 +164,8 @@ class Speculation:
                 self.acceptance_rates.reset_streak(job.id)
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
-        """Ask a drafter for guesses and keep them, unless another's next token is likelier right. Return the jobs for
-        which it has none.
+        """Ask a drafter for guesses. Keep each, unless another drafter's next token is likelier right. Return the jobs
+        for which there are none.
         """
         start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
@@ -458,7 +458,7 @@ class AcceptanceRates:
 
     def estimate(self, job: JobId, source: DraftSource, tokens: int, place: int | None = None) -> list[float]:
         """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right. With a `place`, they are
-        those of a draft head from that one on: it sees the model's state at the first place only, so that its guesses
+        those of a draft head from that place on: it sees the model's state at the first place only, so that its guesses
         are the worse the later they come. Others' are the better the more were right before.
         """
         job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job) if place is None else place

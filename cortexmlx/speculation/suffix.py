@@ -316,7 +316,7 @@ class ClientTexts:
 
     def add(self, number: int, tokens: array[int]) -> tuple[RowText, dict[int, int]]:
         """Store the text of a row that begins with these `tokens`, without the beginning that other texts have. Return
-        it, and the texts that it begins with: their numbers, and the tokens of the row that end in each.
+        it, and the numbers of the texts that it begins with, each with the token at which the row leaves that text.
         """
         path = self._walk_tree(0, 0, tokens, 0)
         parent, branch = next(reversed(path.items()), (0, 0))
@@ -421,7 +421,7 @@ class TextStore:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Remove ended texts until there are no more than allowed, and clients without any."""
+        """Remove ended texts until there are no more than allowed, and clients without texts."""
         for salt, client_texts in list(self.texts_by_client.items()):
             while self.size > self._max_tokens and (oldest_text := client_texts.oldest):
                 client_texts.drop(oldest_text)
