@@ -260,10 +260,6 @@ class DiskTier:
         """Note that a piece of an entry is on disk."""
         entry.on_disk = entry.on_disk | {group}
 
-    def clear(self) -> None:
-        """Empty the queue, because what is cached cannot be trusted."""
-        self._queued_entries.clear()
-
     def __len__(self) -> int:
         """Return how many entries wait to be stored."""
         return len(self._queued_entries)
