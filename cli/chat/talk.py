@@ -201,7 +201,7 @@ class ChatLoop:
             return None
 
     def _read_message(self, text: str) -> Question | None:
-        """Return a typed message as a question with its files. An image that was dropped alone waits for the next."""
+        """Return a typed message as a question with its files. A lone dropped image waits for the next message."""
         dropped = find_dropped_image(text)
         if dropped is None:
             return self._add_file_texts(Question(text))
@@ -267,7 +267,7 @@ class ChatLoop:
             console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _keep_chosen(self, completion: Completion, previous_conversation: Conversation) -> None:
-        """Keep the answer that the user chooses, or restore the chat from `previous_conversation` the answers."""
+        """Keep the answer that the user chooses, or restore the chat before the answers, `previous_conversation`."""
         session, answers = self._session, (completion, *completion.others)
         try:
             chosen_answer = choose_answer(answers, self._source.ask, self._screen)
@@ -343,7 +343,7 @@ class ToolCallDisplay:
 
 
 def format_call(call: ToolCall) -> str:
-    """Return a tool call like Python's, with JSON values. Characters that a terminal would hide or obey are escaped."""
+    """Return a tool call as Python code, with JSON values. Characters that a terminal hides or obeys are escaped."""
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
     text = f"{call.name}({arguments})"
     return "".join(char if strip_controls(char) == char else json.dumps(char)[1:-1] for char in text)

@@ -132,7 +132,7 @@ class ModelPlanner:
         return self.config.kv_bytes or figures.arena_bytes + figures.draft_kv_bytes + figures.snapshot_bytes
 
     def min_kv(self, budget: int) -> int:
-        """Return the bytes of keys and values of one text of the usual length."""
+        """Return the bytes of keys and values that one text of the usual length takes."""
         figures = self._figures(budget, None)
         context = self._skeleton.context_length
         tokens = min(
