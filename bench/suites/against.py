@@ -144,7 +144,7 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 
 
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return a case per long prompt, and one of sixteen short ones; if the sizes name rows, those with a prompt."""
+    """Return a case for each of `shape.rows` with a prompt; or else one per long prompt, and one of 16 short ones."""
     if shape.rows:
         return [_prefill_row_case(contest, test) for test in shape.rows if test.prompt]
     long_cases = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
