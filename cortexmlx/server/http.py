@@ -330,7 +330,7 @@ class RequestPermit:
 
     @contextmanager
     def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A context in which the body arrives: if it is slow and others wait, the limiter cuts it with `limit`."""
+        """A context in which the body arrives. The limiter cuts a slow body with `limit` if the client needs its room."""
         self.since = asyncio.get_running_loop().time()
         self._limiter._slow[self] = limit
         try:
@@ -493,7 +493,7 @@ class EventStream(StreamingResponse):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the reply, and call `end`."""
         try:
             await super().__call__(scope, receive, send)
         finally:

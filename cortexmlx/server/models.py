@@ -101,7 +101,7 @@ class ModelDirectory:
         return list(self._targets_by_name)
 
     def has(self, name: object) -> bool:
-        """Whether there is a model or an adapter of this name, whatever other names the first one answers to."""
+        """Whether a model or an adapter has this name; that the first model may answer to any name does not count."""
         try:
             self._resolve(name, any_name=False)
         except InvalidRequest:
