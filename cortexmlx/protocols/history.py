@@ -142,7 +142,7 @@ PLACE: Any = object()
 
 
 def name_places(field: str, parts: object) -> object:
-    """Return parts of a message that know their place in the client's `field`."""
+    """Return the parts of a message, each with its place in the client's `field`, for errors."""
     if not isinstance(parts, list):
         return parts
     return [{**part, PLACE: f"{field}[{i}]"} if isinstance(part, Mapping) else part for i, part in enumerate(parts)]
