@@ -43,7 +43,7 @@ class PromptTokenizer(Protocol):
 
 
 class PromptMemory(Protocol):
-    """Remembers the tokens that a model wrote in earlier turns, so that a later prompt gets these for their text."""
+    """Remembers the tokens that a model wrote in earlier turns, so that later prompts get them for the same text."""
 
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
