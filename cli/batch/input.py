@@ -89,7 +89,7 @@ class BatchReader:
         self._ids = ids
 
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
-        """Leave out lines' template variables that are not in `variables`, which the template reads. None: keep all."""
+        """Keep only those template variables of lines that the template reads: `variables`. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
     def show_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:

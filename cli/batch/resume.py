@@ -33,7 +33,7 @@ _APART = ("params", "defaults")
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The settings that must be equal for a run to resume another one's files."""
+    """The settings that must be equal for a run to resume another run's files."""
 
     model: str
     source: str

@@ -109,7 +109,7 @@ class BatchRun:
         return time.monotonic() - self._started
 
     def run(self) -> None:
-        """Run all items. An interrupt keeps finished ones only. Raises EngineClosed if the engine ends first."""
+        """Run all items. An interrupt keeps finished items only. Raises EngineClosed if the engine ends first."""
         prompts, params, adapters = tee(self._prompts(), 3)
         completions = self._engine.as_completed(
             (prompt for prompt, _, _ in prompts),

@@ -138,14 +138,14 @@ def _resolve_mention(name: str) -> Path | None:
 
 
 def add_files(question: Question, files: Sequence[Attachment]) -> Question:
-    """Return the question after the texts of its files, with their images."""
+    """Return the question with the texts of its files before it, and with their images."""
     texts = [file for file in files if isinstance(file, AttachedFile)]
     images = [file for file in files if isinstance(file, AttachedImage)]
     return replace(question, text=prepend_files(texts, question.text), images=(*question.images, *images))
 
 
 def prepend_files(files: Sequence[AttachedFile], message: str) -> str:
-    """Return the message after the texts of its files, each in a code fence below its path."""
+    """Return the message with the texts of its files before it, each in a code fence below its path."""
     return "\n\n".join([*map(_fence_file, files), message])
 
 

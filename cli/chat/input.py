@@ -46,7 +46,7 @@ def completions(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -
 
 
 def _argument_values(command: SlashCommand) -> Iterable[str]:
-    """Return a command's known arguments, or none if their folder cannot be read."""
+    """Return a command's known arguments; () if their folder cannot be read."""
     try:
         return command.complete_values()
     except OSError:

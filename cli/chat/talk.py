@@ -140,7 +140,7 @@ class ChatLoop:
         return self._source.collect_keys({} if arena is None else {ARENA_KEY: arena.toggle})
 
     def _run_tool_calls(self, completion: Completion, previous_conversation: Conversation) -> Completion:
-        """Run the tool calls of an answer, and those of the answers to their results. Return the last answer.
+        """Run the tool calls of an answer, and those of the answers that follow. Return the last answer.
 
         If this fails or is stopped, the chat is `previous_conversation` again, as before the question.
         """
@@ -210,7 +210,7 @@ class ChatLoop:
         return self._add_file_texts(Question(rest)) if rest else None
 
     def _add_file_texts(self, question: Question) -> Question:
-        """Return the question after the texts of the files that it names and of those that are attached."""
+        """Return the question with texts before it: of the files that it names, and of those that are attached."""
         session, text = self._session, question.text
         named_files, missing_names = read_mentions(text, session.why_no_images)
         for file in named_files:
@@ -297,7 +297,7 @@ _SHOWN_LINES, _SHOWN_CHARACTERS = 6, 600
 
 
 class ToolCallDisplay:
-    """Shows tool calls and the beginnings of results. If `ask_first`, the user approves all but `allowed_functions`."""
+    """Shows tool calls and the beginnings of results. If `ask_first`, only `allowed_functions` run unasked."""
 
     def __init__(
         self,
