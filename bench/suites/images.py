@@ -67,7 +67,7 @@ def _asked(image: Any) -> dict[str, Any]:
 
 
 def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
-    """Return the seconds to two answers, with the preparation of the image, and what the second one computed."""
+    """Return the seconds to the first and the second answer, and how many tokens the second one computed."""
     question, seconds = _asked(image), []
     for messages in (
         [question],
