@@ -287,7 +287,7 @@ class RememberedTurn:
         )
 
     def _find_rendered_answer(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return the answer as rendered in `text`; None if as the model wrote it, absent, or with an unclear end."""
+        """Return the answer as rendered in `text`; None if it is as written, or absent, or has no clear end."""
         end_text, answer = self.answer.end, self.answer
         answer_start = len(self.transcript.text)
         if text.startswith(answer.text, answer_start) or not end_text or len(messages) <= self.message_count:
