@@ -24,7 +24,7 @@ ValueType = TypeVar("ValueType")
 
 @dataclass(frozen=True)
 class UnservedField:
-    """A known field that is refused, because the answer would be another one with it."""
+    """A known field that is refused, because it would change the answer."""
 
     reason: str
     harmless_values: tuple[Any, ...] = ()
