@@ -391,7 +391,7 @@ class Conversation:
         timeout: float | None,
         listener: Listener | None,
     ) -> StartedTurn:
-        """Begin a turn and submit its request. Return it with what ends the turn."""
+        """Begin a turn and submit its request. Return the turn with what ends it."""
         params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))

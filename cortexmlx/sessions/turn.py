@@ -58,7 +58,7 @@ def begin_turn(
     calls: AllowedCalls | None,
 ) -> Turn:
     """Render and tokenize `sent_messages`, the part of `messages` that the model reads, and return the turn. Where the
-    text agrees with the transcript's, its tokens are reused.
+    text agrees with the transcript's, the transcript's tokens are reused.
     """
     render_messages = partial(render, reader, variables=variables, calls=calls)
     rendered_prompt = render_messages(sent_messages)
