@@ -35,7 +35,7 @@ class ImageWriter(Protocol):
         """Return the text that stands for the image in a message's part. Raises InvalidRequest if that is no image."""
 
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
-        """Return the texts of a text with images, and the images' tokens between them; None: it has none."""
+        """Split a text at its images: return the texts, and the images' tokens between them; None: no images."""
 
     def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
         """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest."""

@@ -51,7 +51,7 @@ class PromptMemory(Protocol):
         """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages alike."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many of these tokens the next turn's prompt will keep; 0 if it is unknown, or if it keeps all."""
+        """Return how many tokens of the prompt the next turn's prompt will keep; 0 if unknown, or if it keeps all."""
 
 
 @dataclass(frozen=True)
