@@ -133,8 +133,8 @@ class LogitsProcessorError(CortexError):
 
 
 class StructuredOutputError(CortexError):
-    """An answer does not have the form that was asked for: it left no token to choose, the answer was cut before its
-    form was complete, or the grammar's parser failed. Only this request is affected.
+    """An answer does not have the form that was asked for: the form left no token to choose, the answer was cut before
+    its form was complete, or the grammar's parser failed. Only this request is affected.
     """
 
 
