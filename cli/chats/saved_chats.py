@@ -260,7 +260,7 @@ def _make_newest(path: Path) -> None:
 
 
 def describe_storage(saver: ChatSaver | None, store: Path | str | None) -> str:
-    """Return which parts of a chat stay on disk, and where: messages, typed lines, keys and values."""
+    """Return which parts of a chat stay on disk, and where: the saved chat, and keys and values."""
     parts = [] if saver is None else [f"the chat in {_shorten_home(saver.path or state_folder())}"]
     if store is not None:
         parts.append(f"keys and values in {_shorten_home(Path(store))}")

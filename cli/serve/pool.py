@@ -196,8 +196,8 @@ def open_pool(
     idle: float | None,
     tell: Callable[[str], None] | None,
 ) -> ModelPool:
-    """Return a pool of models by name, none of which is loaded. If there are several, missing files are downloaded.
-    Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
+    """Return a pool of models by name, none of which is loaded. If there are several, or `memory` is given, missing
+    files are downloaded. Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
 
     A single model is not planned, unless `memory` is given: it takes what it always takes.
     """
