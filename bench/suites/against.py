@@ -136,7 +136,7 @@ def simultaneous_settings(rows: int) -> BatchSettings:
 
 
 def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
-    """Return the basic cases: prefill of one long prompt and of many short ones, and decode with 1, 8 and 16 rows."""
+    """Return the cases of `shape.rows`; or else prefill of long and short prompts, and decode with 1, 8 and 16 rows."""
     return [
         CaseSection(lambda contest: prefill_cases(contest, shape)),
         CaseSection(lambda contest: decode_cases(contest, shape), token_target=False),
