@@ -1,4 +1,4 @@
-"""This machine's memory and GPU. mlx is imported only to ask Metal."""
+"""This machine's memory and GPU. mlx is imported only to ask about the GPU."""
 
 from __future__ import annotations
 
