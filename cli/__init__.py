@@ -1,4 +1,4 @@
-"""The command line: `cortexmlx chat | generate | batch | eval | plan | cache | models | doctor | bench`.
+"""The command line, `cortexmlx`. Its commands are listed in `app.py`.
 
 Nothing here imports mlx until a model is needed, so that `--help` answers at once.
 """

@@ -96,7 +96,7 @@ class OptionalValueCommand(Subcommand):
     """What such an option means without a value: the last chat, the usual file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments after adding the default value to an option that was typed without one."""
+        """Parse the arguments. An option that was typed without a value gets its default value first."""
         for index in range(len(args) - 1, -1, -1):
             next_char = args[index + 1][:1] if index + 1 < len(args) else "-"
             if args[index] in self.default_values and next_char == "-":

@@ -1,4 +1,4 @@
-"""Open an engine for a command. Only this module of the command line imports mlx."""
+"""Open the engine of a command, and replace that of a chat by another one."""
 
 from __future__ import annotations
 

@@ -271,8 +271,8 @@ def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
 
 @contextmanager
 def redirect_stderr(path: Path) -> Iterator[int]:
-    """Append to a file what this process writes on stderr while the context lasts. Yield a descriptor of the old one,
-    which is the agent's.
+    """Append to a file what this process writes on stderr while the context lasts. Yield a descriptor of the old
+    stderr, for the agent.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = os.dup(2)

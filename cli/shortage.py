@@ -46,7 +46,7 @@ def shortage_line(config: EngineConfig) -> str:
 
 
 def _may_be_too_large(name: str, budget: int) -> bool:
-    """Whether a model has to be planned, by the size of its files. One that is not here is, if somebody watches."""
+    """Whether a model has to be planned: its files are large, or they are not here and stderr is a terminal."""
     source = resolve_model(name)
     path = cached_folder(name) if source.kind is SourceKind.HUB else source.path
     return console.is_terminal(sys.stderr) if path is None else stored_bytes(path) * _GROWTH > budget

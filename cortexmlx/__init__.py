@@ -112,5 +112,5 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """What a program may use, and nothing that is imported here for other reasons."""
+        """Return the names that a program may use, without those imported here for other reasons."""
         return sorted(__all__)

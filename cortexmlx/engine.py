@@ -392,9 +392,9 @@ class Engine(NotCopyable):
     def import_pin(
         self, path: str | Path, *, name: str | None = None, lifetime: float | None = None, client: str | None = None
     ) -> Pin:
-        """Write what `Pin.export` has put into a file into the `kv_store`, for prompts of `client`, and pin it, under
-        its name or `name`. The keys and values are read, not computed. Only import files of people whom you trust: a
-        forged one makes wrong answers.
+        """Write a prefix from a file of `Pin.export` into the `kv_store`, for prompts of `client`, and pin the prefix,
+        under `name` or its own name. The keys and values are read, not computed. Only import files of people
+        whom you trust: a forged one makes wrong answers.
 
         Raises PrefixRefused, in words, for a damaged file, or one of another model, adapter, precision or version;
         OSError, and what `pin` raises.
@@ -414,8 +414,8 @@ class Engine(NotCopyable):
         return [] if history is None else history.reports(client)
 
     def share_history(self, history: PromptHistory | Engine) -> None:
-        """Compare prompts with those in `history` from now on, that of another engine or of a server: so a report can
-        say that another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """From now on, compare prompts with those in `history`, which other engines or a server have, too: so a report
+        can say that another model has read a conversation. Does nothing with `prefix_cache=False`.
         """
         shared = history._submitter.history if isinstance(history, Engine) else history
         if self._submitter.history is not None and shared is not None:
@@ -536,7 +536,7 @@ class Engine(NotCopyable):
         return sum(len(part) for part in parts or () if not isinstance(part, str))
 
     def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Return a prompt's token count with `params`' tools, its `usage.prompt_tokens`. Raises InvalidRequest."""
+        """Return how many tokens a prompt has with `params`' tools: `usage.prompt_tokens`. Raises InvalidRequest."""
         return len(self.encode(prompt, params))
 
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
@@ -614,7 +614,7 @@ class Engine(NotCopyable):
 
 
 def _checked_name(kind: str, name: str) -> str:
-    """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it can have no such name."""
+    """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it is no such name."""
     if not is_adapter_name(name):
         raise InvalidRequest(
             f"an {kind}'s name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"

@@ -54,7 +54,7 @@ class MemoryRefused(KVCacheFull):
 
 
 class OutOfMemory(CortexError):
-    """A step was refused memory, and again after everything that can be freed was: the request that took most of it
+    """A step was refused memory again after everything that can be freed was freed: the request that took most of it
     fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
     smaller KV memory, smaller pieces of prompts.
     """
@@ -93,7 +93,7 @@ class ModelUnsupported(CortexError):
 
 
 class AdapterRefused(CortexError):
-    """An adapter cannot be served per request: its kind, a changed layer, or no room. The message names it and why."""
+    """An adapter cannot be served per request: its kind, a changed layer, or no room. The message says which."""
 
 
 class UnknownAdapter(CortexError):
@@ -133,8 +133,8 @@ class LogitsProcessorError(CortexError):
 
 
 class StructuredOutputError(CortexError):
-    """An answer does not have the form that was asked for: it left no token to choose, the answer was cut before its
-    form was complete, or the grammar's parser failed. Only this request is affected.
+    """An answer does not have the form that was asked for: the form left no token to choose, the answer was cut before
+    its form was complete, or the grammar's parser failed. Only this request is affected.
     """
 
 

@@ -162,7 +162,7 @@ def measure_perplexity(
 
 
 def choose_window_size(requested_context: int | None, max_context: int) -> int:
-    """Return the tokens of a window: `requested_context` or a default. Raises InvalidRequest if they do not fit."""
+    """Return how many tokens a window has: `requested_context` or a default. Raises InvalidRequest if out of range."""
     context = min(DEFAULT_CONTEXT, max_context) if requested_context is None else requested_context
     if not _is_integer(context) or not _MIN_CONTEXT <= context <= max_context:
         raise InvalidRequest(

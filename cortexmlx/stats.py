@@ -250,7 +250,7 @@ class StoreState(str, Enum):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """The disk tier in `path` since the engine began. Each layer group's block counts, and each recurrent state."""
+    """The disk tier in `path` since the engine began. Each layer group's block counts as one, as each state does."""
 
     path: str
     bytes_limit: int

@@ -56,7 +56,7 @@ class CortexContestant:
         return self.start(work).finish()
 
     def start(self, work: Sequence[BenchRequest]) -> RequestsInFlight:
-        """Submit the requests that arrive at once. Waiting for tokens or the end submits those that arrive later."""
+        """Submit the requests that arrive at once. `finish` and `wait_for_first_tokens` submit the others."""
         return RequestsInFlight(self.engine, work, self._watch_kv, self._background)
 
     def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
@@ -105,7 +105,7 @@ class RequestsInFlight:
         return self._recorder.make_trace()
 
     def _submit_late(self) -> None:
-        """Submit the requests that arrive later, each when the first has its tokens."""
+        """Submit the requests that arrive later, each when the first request has enough tokens."""
         while self._arrivals:
             after_tokens = min(self._arrivals)
             while not self._arrivals[after_tokens].wait(0.05):

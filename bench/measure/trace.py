@@ -150,7 +150,7 @@ class TraceRecorder:
         self._submit_times[request] = Timestamp.now()
 
     def record_token(self, request: int, token: int, stamp: Timestamp) -> int:
-        """Record a request's next token, and return how many it has."""
+        """Record a request's next token, and return how many tokens the request has."""
         self._tokens[request].append(token)
         self._stamps[request].append(stamp)
         return len(self._tokens[request])

@@ -178,7 +178,7 @@ def _speeds(report: Record, kernel: str, figure: str) -> list[Record]:
 
 
 def _gains(report: Record, kernel: str, key: str) -> dict[int, list[float]]:
-    """Return how many times as long as our kernel MLX takes, by a field. Products of experts are left out."""
+    """Return MLX's times divided by our kernel's, by the value of a field. Products of experts are left out."""
     found: dict[int, list[float]] = defaultdict(list)
     for record in _speeds(report, kernel, "seconds"):
         if record[key] and not record.get("experts"):

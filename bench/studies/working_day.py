@@ -63,7 +63,7 @@ SCHEMA = {
 
 
 def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of the layers whose names end with one of the `targets`, by name."""
+    """Return, by name, the input and output sizes of the layers whose names end with one of the `targets`."""
 
     def sizes(core: Any) -> dict[str, tuple[int, int]]:
         from cortexmlx.execution.adapters import linear_layers, linear_size

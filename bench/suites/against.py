@@ -136,7 +136,7 @@ def simultaneous_settings(rows: int) -> BatchSettings:
 
 
 def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
-    """Return the basic cases: prefill of one long prompt and of many short ones, and decode with 1, 8 and 16 rows."""
+    """Return the cases of `shape.rows`; or else prefill of long and short prompts, and decode with 1, 8 and 16 rows."""
     return [
         CaseSection(lambda contest: prefill_cases(contest, shape)),
         CaseSection(lambda contest: decode_cases(contest, shape), token_target=False),
@@ -144,7 +144,7 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 
 
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return a case per long prompt, and one of sixteen short ones; if the sizes name rows, those with a prompt."""
+    """Return a case for each of `shape.rows` with a prompt; or else one per long prompt, and one of 16 short ones."""
     if shape.rows:
         return [_prefill_row_case(contest, test) for test in shape.rows if test.prompt]
     long_cases = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]

@@ -47,7 +47,7 @@ def measure_images(plan: BenchPlan, block_size: int) -> Report:
         tokens = engine.check_image(_image(plan.seed, 0))
         for number in range(plan.repetitions + 1):
             plan.report_progress(f"images, run {number} of {plan.repetitions}")
-            run = _ask_twice(engine, _image(plan.seed, 2 * number)) | _interrupt(
+            run = _ask_twice(engine, _image(plan.seed, 2 * number)) | _longest_gaps(
                 engine, prompts, _image(plan.seed, 2 * number + 1)
             )
             runs += [run] * (number > 0)  # the first compiles kernels
@@ -56,7 +56,7 @@ def measure_images(plan: BenchPlan, block_size: int) -> Report:
 
 
 def _image(seed: int, number: int) -> Any:
-    """Return a PIL image that nobody has seen."""
+    """Return a PIL image of random pixels."""
     from PIL import Image
 
     return Image.fromarray(np.random.default_rng([seed, number]).integers(0, 256, (SIDE, SIDE, 3), np.uint8))
@@ -67,7 +67,7 @@ def _asked(image: Any) -> dict[str, Any]:
 
 
 def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
-    """Return the seconds to two answers, with the preparation of the image, and what the second one computed."""
+    """Return the seconds to the first and the second answer, and how many tokens the second one computed."""
     question, seconds = _asked(image), []
     for messages in (
         [question],
@@ -79,8 +79,8 @@ def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
     return {FIRST: seconds[0], SECOND: seconds[1], COMPUTED: usage.prompt_tokens - usage.cached_tokens}
 
 
-def _interrupt(engine: Engine, prompts: PromptStream, image: Any) -> dict[str, float]:
-    """Return the longest time between two tokens of a row, before an image comes and until its answer begins."""
+def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str, float]:
+    """Return the longest time between two tokens of a row: before an image comes, and then until its answer begins."""
     times: list[list[float]] = [[] for _ in range(ROWS)]
     decoding, ended = threading.Event(), threading.Event()
 

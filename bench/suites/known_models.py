@@ -127,7 +127,7 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
 
 
 def _record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:
-    """Return the record of a call that must read or write `size` bytes; None for what was not measured."""
+    """Return the record of a call that must read or write `size` bytes. A time of None was not measured."""
     shares = [None if seconds is None else round(size / 1e9 / seconds / peak, 4) for seconds in (ours, theirs)]
     times = {"seconds": ours, "mlx_seconds": theirs, "bandwidth_share": shares[0], "mlx_bandwidth_share": shares[1]}
     return {**sizes, "bytes": size, "peak_gigabytes_per_second": peak, **times}
@@ -148,7 +148,7 @@ def find_peak_bandwidth(size: int) -> float:
 
 
 def seconds_per_call(*calls: Callable[[], mx.array]) -> float:
-    """Return the seconds per evaluation, for the evaluation of all calls with one wait."""
+    """Evaluate all calls with one wait, and return the seconds per call."""
     started = time.perf_counter()
     mx.eval([make() for make in calls])
     return (time.perf_counter() - started) / len(calls)

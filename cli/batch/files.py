@@ -111,7 +111,7 @@ class RecordFile:
             raise write_error(str(self._name), error, _REST) from error
 
     def sort_records(self, lines: Mapping[str, int]) -> None:
-        """Sort records by their keys' `lines`, unknown keys last. Raises CortexError if the file cannot be replaced."""
+        """Sort records by their line in `lines`, unknown last. Raises CortexError if the file cannot be replaced."""
         sorted_records = sorted(self._records, key=lambda each: lines.get(each[0], sys.maxsize))
         if sorted_records == self._records:
             return
@@ -319,7 +319,7 @@ def _is_same_file(output: Path, errors: Path) -> bool:
 
 
 class RecordStream:
-    """Writes each record immediately to stdout (None), a pipe or a device."""
+    """Writes each record immediately to a pipe, a device or, without a path, to stdout."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -89,12 +89,12 @@ class BatchReader:
         self._ids = ids
 
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
-        """Leave out lines' template variables that are not in `variables`, which the template reads. None: keep all."""
+        """Keep only those template variables of lines that the template reads: `variables`. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
     def show_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:
-        """Read lines' images as data URLs, or as `read_elsewhere` does, prepared by `check`. Without `check`, a line of
-        text stands for each.
+        """Read lines' images from data URLs, and from other places by `read_elsewhere`; `check` prepares each. Without
+        `check`, a line of text stands for each image.
         """
         self._defaults = replace(self._defaults, check_image=check, read_elsewhere=read_elsewhere)
 

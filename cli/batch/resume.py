@@ -33,7 +33,7 @@ _APART = ("params", "defaults")
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The settings that must be equal for a run to resume another one's files."""
+    """The settings that must be equal for a run to resume another run's files."""
 
     model: str
     source: str
@@ -70,7 +70,7 @@ class RunIdentity:
 
 
 def side_paths(output: Path) -> tuple[Path, Path]:
-    """Return the paths of OUT.run and the file that replaces OUT in a rewrite: beside the target if OUT is a link."""
+    """Return the paths of OUT.run and of what replaces OUT in a rewrite: beside the target if OUT is a link."""
     return run_path(output), rewrite_path(Path(os.path.realpath(output)))
 
 
@@ -166,7 +166,7 @@ class BatchRunFile:
     def check_lines(
         self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
     ) -> None:
-        """Raise InvalidRequest if an input line changed after its record was written. Arguments use the lines' keys."""
+        """Raise InvalidRequest if an input line changed after its record was written. Arguments name lines by key."""
         saved_digests = self._saved_digests()
         changed_keys = [
             key for key in digests if key in done_keys and saved_digests.get(key, digests[key]) != digests[key]

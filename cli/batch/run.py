@@ -109,7 +109,7 @@ class BatchRun:
         return time.monotonic() - self._started
 
     def run(self) -> None:
-        """Run all items. An interrupt keeps finished ones only. Raises EngineClosed if the engine ends first."""
+        """Run all items. An interrupt keeps finished items only. Raises EngineClosed if the engine ends first."""
         prompts, params, adapters = tee(self._prompts(), 3)
         completions = self._engine.as_completed(
             (prompt for prompt, _, _ in prompts),
@@ -173,7 +173,7 @@ class BatchRun:
         )
 
     def _prepare_prompt(self, pending_item: _PendingItem, request: Request, prompt_input: PromptInput) -> Prompt:
-        """Return the prompt to submit; an empty one, which keeps its place, if the request is invalid."""
+        """Return the prompt to submit. If the request is invalid, return an empty prompt, to keep the place."""
         try:
             return self._prepare(request, prompt_input)
         except InvalidRequest as error:

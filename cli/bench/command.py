@@ -65,7 +65,7 @@ LOG_SECONDS = 10.0
 
 @contextmanager
 def progress_display() -> Iterator[Callable[[str], None]]:
-    """Show what is being measured on stderr: yield a function that takes the name of what runs now."""
+    """Show on stderr what is being measured: yield a function that takes the name of what runs now."""
     if not console.is_terminal(sys.stderr):
         yield _ThrottledLog()
         return

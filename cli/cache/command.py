@@ -1,4 +1,4 @@
-"""`cortexmlx cache`: show and clear the KV blocks on disk."""
+"""`cortexmlx cache`: show, clear, export and import the KV blocks on disk, and say why prompts were computed again."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def why(
 
 
 def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
-    """Return what a server reports of a key's prompts, the newest first. Raises CortexError."""
+    """Return a server's reports on the prompts of an API key's client, the newest first. Raises CortexError."""
     address = urlsplit(server_url(url))
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}
@@ -210,7 +210,7 @@ def import_file(
     *,
     config: EngineConfig,
 ) -> None:
-    """Put the keys and values of a file into the folder of chats and servers, where prompts that begin so find them.
+    """Put the keys and values of a file into the folder of chats and servers, for prompts with that beginning.
 
     Without -m, no model is loaded, and whatever has the same model, adapter, precision and versions finds them. With -m
     and the options of its engine, a file that this engine could not use is refused. Only import files of people whom

@@ -33,7 +33,7 @@ _TRAILING_PUNCTUATION = ".,;:!?)]}'\""
 
 
 def read_attachment(name: str, why_no_images: str = ONLY_TEXT) -> Attachment:
-    """Read a text file or an image to attach to a message. `why_no_images` is empty if the model sees them. Raises
+    """Read a text file or an image to attach to a message. `why_no_images` is empty if the model sees images. Raises
     InvalidRequest if the file is missing, neither, empty or too large.
     """
     path = Path(os.path.expanduser(name.strip().strip("\"'")))
@@ -56,7 +56,7 @@ def read_attachment(name: str, why_no_images: str = ONLY_TEXT) -> Attachment:
 
 
 def read_image(name: str) -> AttachedImage:
-    """Read an image to attach to a message. Raises InvalidRequest if it is none."""
+    """Read an image to attach to a message. Raises InvalidRequest if the file is no image."""
     file = read_attachment(name, "")
     if isinstance(file, AttachedFile):
         raise InvalidRequest(f"{file.path} is no image but a text: /file puts it in front of the next message")
@@ -64,7 +64,7 @@ def read_image(name: str) -> AttachedImage:
 
 
 def is_image_file(path: Path) -> bool:
-    """Return whether a file begins as one of an image. Raises OSError."""
+    """Return whether a file begins as image files do. Raises OSError."""
     with path.open("rb") as file:
         return _IMAGE.match(file.read(64)) is not None
 
@@ -138,14 +138,14 @@ def _resolve_mention(name: str) -> Path | None:
 
 
 def add_files(question: Question, files: Sequence[Attachment]) -> Question:
-    """Return the question after the texts of its files, with their images."""
+    """Return the question with the texts of its files before it, and with their images."""
     texts = [file for file in files if isinstance(file, AttachedFile)]
     images = [file for file in files if isinstance(file, AttachedImage)]
     return replace(question, text=prepend_files(texts, question.text), images=(*question.images, *images))
 
 
 def prepend_files(files: Sequence[AttachedFile], message: str) -> str:
-    """Return the message after the texts of its files, each in a code fence below its path."""
+    """Return the message with the texts of its files before it, each in a code fence below its path."""
     return "\n\n".join([*map(_fence_file, files), message])
 
 

@@ -46,7 +46,7 @@ def completions(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -
 
 
 def _argument_values(command: SlashCommand) -> Iterable[str]:
-    """Return a command's known arguments, or none if their folder cannot be read."""
+    """Return a command's known arguments; () if their folder cannot be read."""
     try:
         return command.complete_values()
     except OSError:
@@ -123,8 +123,8 @@ class Typeahead:
             store_typeahead(self._keys, pressed)
 
     def restore_echo(self) -> None:
-        """Restore the terminal as it was before, its modes first: a signal's handler may come in the middle of a write
-        to Python's buffers, where another raises RuntimeError.
+        """Restore the terminal as it was before. Its modes come first: if a signal's handler calls this in the middle
+        of a write to Python's buffers, the next write raises RuntimeError.
         """
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._saved_modes)
         self._output.disable_bracketed_paste()
@@ -272,7 +272,7 @@ class LongPastes:
         return label
 
     def expand(self, text: str) -> str:
-        """Return the text with every label replaced by its paste. Quotes that then begin it are part of the message."""
+        """Return the text with pastes in place of labels. Quotes that then begin the text belong to the message."""
         whole_text = _LABEL.sub(lambda label: self._texts.get(label[0], label[0]), text)
         begins_with_paste = whole_text.lstrip().startswith(QUOTES) and not text.lstrip().startswith(QUOTES)
         return add_quotes(whole_text) if begins_with_paste else whole_text

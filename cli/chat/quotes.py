@@ -60,7 +60,7 @@ class TypedQuotes:
         self._pasted_text = ""
 
     def update(self, text: str, entry: int) -> None:
-        """Track the line's new `text`. A new `entry` (history number) means it was recalled, with its blocks closed."""
+        """Track the line's new `text`. A new `entry` (history number) means a recalled text; its blocks are closed."""
         previous_text, self._text = self._text, text
         is_recalled, self._entry = entry != self._entry, entry
         is_typed = len(text) - len(previous_text) == 1

@@ -26,7 +26,7 @@ _LONGEST_PERIOD = 256
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:
-    """Return whether the tokens end with one piece, three times or more."""
+    """Return whether the tokens end with the same piece, three times or more in a row."""
     for period in range(1, min(_LONGEST_PERIOD, len(tokens) // 3) + 1):
         needed = max(2 * period, _LOOP_TOKENS)
         if len(tokens) >= needed + period and all(tokens[-n] == tokens[-n - period] for n in range(1, needed + 1)):

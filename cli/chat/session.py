@@ -334,7 +334,7 @@ class ChatSession:
             self.saver.save(self.conversation, self.typed_texts)
 
     def save_partial(self) -> None:
-        """Save the chat with its unfinished answer at exit. After /regen, the old one stays until a new one begins."""
+        """Save the chat with its unfinished answer at exit. After /regen, the old answer stays until text comes."""
         if self.saver is None or self._active_conversation is None:
             return
         conversation = self._active_conversation.so_far()

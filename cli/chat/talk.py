@@ -140,7 +140,7 @@ class ChatLoop:
         return self._source.collect_keys({} if arena is None else {ARENA_KEY: arena.toggle})
 
     def _run_tool_calls(self, completion: Completion, previous_conversation: Conversation) -> Completion:
-        """Run the tool calls of an answer, and those of the answers to their results. Return the last answer.
+        """Run the tool calls of an answer, and those of the answers that follow. Return the last answer.
 
         If this fails or is stopped, the chat is `previous_conversation` again, as before the question.
         """
@@ -201,7 +201,7 @@ class ChatLoop:
             return None
 
     def _read_message(self, text: str) -> Question | None:
-        """Return a typed message as a question with its files. An image that was dropped alone waits for the next."""
+        """Return a typed message as a question with its files. A lone dropped image waits for the next message."""
         dropped = find_dropped_image(text)
         if dropped is None:
             return self._add_file_texts(Question(text))
@@ -210,7 +210,7 @@ class ChatLoop:
         return self._add_file_texts(Question(rest)) if rest else None
 
     def _add_file_texts(self, question: Question) -> Question:
-        """Return the question after the texts of the files that it names and of those that are attached."""
+        """Return the question with texts before it: of the files that it names, and of those that are attached."""
         session, text = self._session, question.text
         named_files, missing_names = read_mentions(text, session.why_no_images)
         for file in named_files:
@@ -267,7 +267,7 @@ class ChatLoop:
             console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _keep_chosen(self, completion: Completion, previous_conversation: Conversation) -> None:
-        """Keep the answer that the user chooses, or restore the chat from `previous_conversation` the answers."""
+        """Keep the answer that the user chooses, or restore the chat before the answers, `previous_conversation`."""
         session, answers = self._session, (completion, *completion.others)
         try:
             chosen_answer = choose_answer(answers, self._source.ask, self._screen)
@@ -297,7 +297,7 @@ _SHOWN_LINES, _SHOWN_CHARACTERS = 6, 600
 
 
 class ToolCallDisplay:
-    """Shows tool calls and the beginnings of results. If `ask_first`, the user approves all but `allowed_functions`."""
+    """Shows tool calls and the beginnings of results. If `ask_first`, only `allowed_functions` run unasked."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class ToolCallDisplay:
 
 
 def format_call(call: ToolCall) -> str:
-    """Return a tool call like Python's, with JSON values. Characters that a terminal would hide or obey are escaped."""
+    """Return a tool call as Python code, with JSON values. Characters that a terminal hides or obeys are escaped."""
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
     text = f"{call.name}({arguments})"
     return "".join(char if strip_controls(char) == char else json.dumps(char)[1:-1] for char in text)

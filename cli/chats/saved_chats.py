@@ -82,8 +82,8 @@ def find_in_history(name: str, *, by_words: bool = True) -> Path:
 
 
 def matching_chats(name: str, *, by_words: bool = True) -> list[Path]:
-    """Return the saved chats that `name` could mean, the newest first: the one with this name or this beginning, else
-    all that begin so, else, `by_words`, all with these words in their names. Raises InvalidRequest if there are none.
+    """Return the saved chats that `name` could mean, the newest first: the only one with this name or beginning, else
+    all with this beginning, else, if `by_words`, all with all of its words. Raises InvalidRequest if there are none.
     """
     if (path := _match_name(name)) is not None:
         return [path]
@@ -260,7 +260,7 @@ def _make_newest(path: Path) -> None:
 
 
 def describe_storage(saver: ChatSaver | None, store: Path | str | None) -> str:
-    """Return which parts of a chat stay on disk, and where: messages, typed lines, keys and values."""
+    """Return which parts of a chat stay on disk, and where: the saved chat, and keys and values."""
     parts = [] if saver is None else [f"the chat in {_shorten_home(saver.path or state_folder())}"]
     if store is not None:
         parts.append(f"keys and values in {_shorten_home(Path(store))}")

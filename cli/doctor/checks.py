@@ -243,7 +243,7 @@ def check_attention(quick: bool, on_kernel: OnKernel) -> Iterator[DoctorCheck]:
 
 
 def check_kernels(factory: KernelFactory, variants: Sequence[CheckedKernel]) -> Iterator[VariantCheck]:
-    """Check kernel variants against float64, one after the other, on kernels made by `factory`."""
+    """Check the kernels that `factory` makes against float64, one variant after the other."""
     from cortexmlx.attention.selfcheck import check_decode, check_prefill, check_tail_write
     from cortexmlx.metal.kernels import DecodeKernels
     from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant

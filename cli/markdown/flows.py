@@ -92,7 +92,7 @@ class VerbatimLine:
 
 
 def wrap_words(text: str, start: int, width: int) -> list[tuple[int, int, int]]:
-    """Wrap `text` from `start` on at words: return where each row begins and ends, and where the next begins."""
+    """Wrap `text` at words, from `start` on: return where each row begins and ends, and where the next begins."""
     row_spans: list[tuple[int, int, int]] = []
     begin, end, used_cells = start, start, 0
     for match in _WORD.finditer(text, start):

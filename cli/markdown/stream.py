@@ -337,7 +337,7 @@ class MarkdownStream:
     def _try_escape(
         self, lines: list[LogicalLine], text: str, plain_lines: Sequence[str], escaped_text: str
     ) -> tuple[list[LogicalLine], str]:
-        """Return the lines and text with more signs `escaped_text` if the words stay the same, else the given ones."""
+        """Return the lines and text of `escaped_text` if the words stay the same, else the given lines and text."""
         blocks = self._parse_blocks(escaped_text)
         if len(blocks) == 1 and _plain_lines(escaped_lines := render_block(blocks[0].tokens)) == plain_lines:
             return escaped_lines, escaped_text

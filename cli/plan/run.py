@@ -54,7 +54,7 @@ def plan_runs(
     load: sizing.ArenaDemand,
     lengths: Sequence[int],
 ) -> tuple[RunFigures, ...]:
-    """Return the memory of runs of sequences of these lengths on this machine.
+    """Return what memory a run takes on this machine, for sequences of each of these lengths.
 
     Lengths that do not fit the context or the cache have no run. Models that are not paged have none either, and
     neither has a cache of the default size without room.
@@ -90,8 +90,8 @@ def plan_run(
     drafts: bool = True,
     images: int = 0,
 ) -> RunFigures | None:
-    """Return the memory of a run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run
-    at once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
+    """Return the memory of a run: sequences of `tokens` tokens, and a cache of `memory` bytes. As many sequences run at
+    once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
     no block.
     """
     from cortexmlx.execution.largest_steps import predict_step_bytes

@@ -107,7 +107,7 @@ def _copy_modules(model: Any) -> Any:
 
 
 def _cut_tensors(model: Any, hosts: int) -> Any:
-    """Return one host's part if every layer is cut. It can be called, but only its shapes are right."""
+    """Cut every layer, and return one host's part. That can be called, but only its shapes are right."""
     import mlx.core as mx
 
     from cortexmlx.models.sharding import StandInGroup
@@ -123,7 +123,7 @@ def _cut_tensors(model: Any, hosts: int) -> Any:
 
 
 def _cut_layers(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
-    """Return one host's part if the layers are divided, and which layers those are."""
+    """Divide the layers among the hosts. Return one host's part, and which layers it has."""
     from cortexmlx.models.sharding import StandInGroup, find_pipeline_module
 
     part = _copy_modules(model)

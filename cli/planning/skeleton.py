@@ -158,7 +158,7 @@ def _build_draft_skeleton(name: str, config: Mapping[str, Any]) -> Skeleton:
 
 
 def _build_head_skeleton(config: Mapping[str, Any], model: Any = None) -> Skeleton:
-    """Build the skeleton of the draft head of `model`; None: of an assistant. It counts the weights only."""
+    """Build the skeleton of `model`'s draft head or, without `model`, of an assistant. It has weights only, no KV."""
     from cortexmlx.cpu import blas
 
     blas.preload()

@@ -78,7 +78,7 @@ def format_request(request: LoggedRequest, form: LogFormat, now: float) -> str:
 
 
 def format_event(text: str, form: LogFormat, now: float) -> str:
-    """Return the log line of a server event `now`, in seconds since 1970: a model was loaded, or unloaded."""
+    """Return the log line of a server event `now`, in seconds since 1970, such as the load of a model."""
     if form is LogFormat.json:
         return json.dumps({"time": round(now, 3), "event": text})
     return f"{time.strftime('%H:%M:%S', time.localtime(now))} {to_single_line(text)}"

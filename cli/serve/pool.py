@@ -132,7 +132,7 @@ class ModelPlanner:
         return self.config.kv_bytes or figures.arena_bytes + figures.draft_kv_bytes + figures.snapshot_bytes
 
     def min_kv(self, budget: int) -> int:
-        """Return the bytes of keys and values of one text of the usual length."""
+        """Return the bytes of keys and values that one text of the usual length takes."""
         figures = self._figures(budget, None)
         context = self._skeleton.context_length
         tokens = min(
@@ -196,8 +196,8 @@ def open_pool(
     idle: float | None,
     tell: Callable[[str], None] | None,
 ) -> ModelPool:
-    """Return a pool of models by name, none of which is loaded. If there are several, missing files are downloaded.
-    Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
+    """Return a pool of models by name, none of which is loaded. If there are several, or `memory` is given, missing
+    files are downloaded. Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
 
     A single model is not planned, unless `memory` is given: it takes what it always takes.
     """

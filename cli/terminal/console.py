@@ -41,7 +41,7 @@ def stderr() -> Console:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console that writes its own control sequences to a terminal, not a text's. Markup is not read."""
+    """Return a rich console that sends a terminal its own control sequences, but none of a text. Markup is not read."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

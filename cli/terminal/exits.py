@@ -84,7 +84,7 @@ def exit_failed(message: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def exit_on_second_interrupt() -> Iterator[None]:
-    """Let the first Ctrl-C raise KeyboardInterrupt. Another while that unwinds ends the process at once with 130."""
+    """Let the first Ctrl-C raise KeyboardInterrupt. Another one meanwhile ends the process at once with 130."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, lambda *_: exit_immediately())

@@ -83,7 +83,7 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def _loading_lines(model: str) -> Iterator[OnProgress]:
-    """Print a line on the download now and then, for a log."""
+    """Yield a function that prints a line on the download now and then, for a log."""
     next_line_time = time.monotonic()
 
     def show(progress: Progress) -> None:

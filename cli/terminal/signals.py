@@ -36,7 +36,7 @@ class SuspendHandler:
 
     @contextmanager
     def wait_for_lock(self, lock: AbstractContextManager[object]) -> Iterator[None]:
-        """Never stop the program in this context while another thread has `lock`. The main thread may take it twice."""
+        """Have Ctrl-Z wait in this context until no other thread has `lock`. The main thread may take it twice."""
         self._drawing_locks.append(lock)
         try:
             yield

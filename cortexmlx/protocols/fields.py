@@ -24,7 +24,7 @@ ValueType = TypeVar("ValueType")
 
 @dataclass(frozen=True)
 class UnservedField:
-    """A known field that is refused, because the answer would be another one with it."""
+    """A known field that is refused, because it would change the answer."""
 
     reason: str
     harmless_values: tuple[Any, ...] = ()
@@ -52,7 +52,7 @@ class BodyFields:
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
     def validate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the served fields that are not null. Raises InvalidRequest for the first unserved, or all unknown."""
+        """Return the served fields that are not null. Raises InvalidRequest for an unserved or unknown field."""
         return self.reject_unknown(self.reject_unserved(body))
 
     def reject_unserved(self, body: Mapping[str, Any]) -> dict[str, Any]:

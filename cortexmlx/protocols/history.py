@@ -142,7 +142,7 @@ PLACE: Any = object()
 
 
 def name_places(field: str, parts: object) -> object:
-    """Return parts of a message that know their place in the client's `field`."""
+    """Return the parts of a message, each with its place in the client's `field`, for errors."""
     if not isinstance(parts, list):
         return parts
     return [{**part, PLACE: f"{field}[{i}]"} if isinstance(part, Mapping) else part for i, part in enumerate(parts)]
@@ -256,7 +256,7 @@ def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: li
 
 
 def orphan_result_message(result: Content) -> dict[str, Any]:
-    """Return a tool result whose call is not in the conversation as a user's message."""
+    """Return, as a user's message, a tool result whose call is not in the conversation."""
     add_note("results", "results of calls that are not in the conversation are read as messages of the user")
     heading = "[The result of an earlier call:]\n"
     content = heading + result if isinstance(result, str) else [{"type": "text", "text": heading}, *result]

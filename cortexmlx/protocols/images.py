@@ -1,4 +1,4 @@
-"""The images in a body: base64 text in a part of any protocol, as bytes for the engine.
+"""The images in a body: from a part of any protocol, with base64 text or a URL, to bytes for the engine.
 
 A part of a body is JSON, so it has no bytes. Only bytes reach the engine: never a path or
 a URL.
@@ -50,7 +50,7 @@ class ImageParts:
     """Reads the image parts of one conversation for a model that sees."""
 
     def __init__(self, check: CheckImage, read_elsewhere: ReadElsewhere | None = None) -> None:
-        """`read_elsewhere` reads what is not in the body; None: nothing is."""
+        """`read_elsewhere` reads images that are not in the body; None: they are refused."""
         self._check = check
         self._read_elsewhere = read_elsewhere
         self._count, self._seconds = 0, 0.0
@@ -77,7 +77,7 @@ class ImageParts:
         return ImageBytes(data)
 
     def _read_in_time(self, name: str) -> bytes:
-        """Return the file that a URL or a path names, unless others have taken too long."""
+        """Return the file that a URL or a path names. Raises InvalidRequest if earlier ones have taken too long."""
         assert self._read_elsewhere is not None
         if self._seconds > ELSEWHERE_SECONDS:
             raise InvalidRequest(f"the conversation's images took more than {ELSEWHERE_SECONDS:g} seconds to fetch")
@@ -100,8 +100,8 @@ def decode_image(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None =
 
 
 def _base64_text(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> str | bytes:
-    """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`; or the file
-    that its URL names.
+    """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`; or the
+    bytes of the file that its URL names.
     """
     source, url = part.get("source"), part.get("image_url")
     if isinstance(source, Mapping):

@@ -1,4 +1,4 @@
-"""An HTTP server for engines: the OpenAI API and Anthropic's, for programs on this machine and others.
+"""An HTTP server for engines: the OpenAI API, Anthropic's and Ollama's, for programs on this machine and others.
 
 `app(engine)` is an ASGI application, to be mounted in a program of one's own. `app({"small": a, "big": b})` has several
 engines, and `app(pool)` models that are loaded on demand. It needs the extra `server`.

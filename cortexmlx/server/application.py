@@ -54,7 +54,7 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
     responses, vectors = ResponseEndpoints(generation.stored_responses), EmbeddingEndpoints(generation)
 
     def log(log_entry: LoggedRequest, path: str) -> None:
-        """Count a request; log it unless it is the page's own: they would fill the log. `path` leaves out the mount."""
+        """Count a request; log it unless it is one of the monitoring page's many. `path` leaves out the mount."""
         tally.count_reply(log_entry, path)
         if settings.log is not None and not (path == LIVE_PATH and log_entry.status == 200):
             settings.log(log_entry)

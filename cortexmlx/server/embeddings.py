@@ -93,7 +93,7 @@ class EmbeddingEndpoints:
         return await self._handle(request, embed.read_old, self._ollama_answer(request, embed.read_old))
 
     def _ollama_answer(self, request: Request, read: Callable[..., EmbeddingRequest]) -> AnswerBody:
-        """Return what answers a body that `read` reads, by Ollama's API."""
+        """Return a function that answers a body as Ollama's API does; `read` reads the body."""
 
         async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
             load_seconds = time.monotonic() - start_time

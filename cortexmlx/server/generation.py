@@ -258,7 +258,7 @@ class GenerationEndpoints:
         return self.request_limiter.turns(request.scope.get(SCOPE_CLIENT, ""), with_images)
 
     def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
-        """Return the defaults for a client's body, with its seal and stored responses. No `lease`: no known model."""
+        """Return the defaults for a client's body, with its seal and stored responses; no `lease`: for no model."""
         client = request.scope.get(SCOPE_CLIENT)
         defaults = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
         known_vars = None if lease is None else lease.engine.info.known_vars
@@ -389,9 +389,9 @@ class HttpRequestAnswers:
         return lambda event: self._mailbox.put(deliver, event)
 
     async def events(self, quiet: float) -> AsyncIterator[list[tuple[int, TokenEvent]]]:
-        """Yield the events that have come, each with its prompt's number, until all prompts are completed or one fails
-        (a SlowClient, too), which is the last then. Yield none whenever the reader has sent nothing for `quiet`
-        seconds. After `close` it ends.
+        """Yield lists of the events that have come, each with its prompt's number, until all prompts are completed or
+        one fails: its error, which may be a SlowClient, is the last event. Yield an empty list whenever the reader has
+        sent nothing for `quiet` seconds. End after `close`.
         """
         self.last_sent_time = time.monotonic()
         while len(self.completions) < len(self._request.prompts):

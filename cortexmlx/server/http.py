@@ -103,7 +103,7 @@ async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int
 
 
 def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Decompress a gzip or deflate body of at most `max_bytes` bytes when plain. Raises RequestRefused for a larger
+    """Decompress a gzip or deflate body to at most `max_bytes` plain bytes. Raises RequestRefused for a larger
     one, before it takes memory, and for other encodings.
     """
     if encoding not in _ENCODINGS:
@@ -211,7 +211,7 @@ def _check_nesting(body: dict[str, Any]) -> None:
 
 
 def _count_argument_values(call: dict[str, Any]) -> int:
-    """Return how many values a call's arguments, JSON inside a text, may have at most."""
+    """Return an upper bound for the number of values in a call's arguments, if those are JSON inside a text."""
     text = call.get("input" if call.get("type") == "tool_use" else "arguments")
     return sum(map(text.count, "[{,:")) if isinstance(text, str) else 0
 
@@ -330,7 +330,7 @@ class RequestPermit:
 
     @contextmanager
     def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A context in which the body arrives: if it is slow and others wait, the limiter cuts it with `limit`."""
+        """A context in which the body arrives. The limiter cuts a slow body with `limit` if its client needs room."""
         self.since = asyncio.get_running_loop().time()
         self._limiter._slow[self] = limit
         try:
@@ -493,7 +493,7 @@ class EventStream(StreamingResponse):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the reply, and call `end`."""
         try:
             await super().__call__(scope, receive, send)
         finally:

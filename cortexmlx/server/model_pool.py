@@ -245,7 +245,7 @@ class ModelPool:
             self._condition.notify()
 
     def _load_refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
-        """Return the error and the last load's exception if a model must not be loaded yet; None if it may be."""
+        """Return the error for a model that must not be loaded yet, and its last load's exception; else None."""
         if self._residency.state_of_model(name) is not ModelState.UNLOADED and not self._residency.has_failed(name):
             return None
         refusal = self._retries.current_failure(name, self._clock())

@@ -101,7 +101,7 @@ class ModelDirectory:
         return list(self._targets_by_name)
 
     def has(self, name: object) -> bool:
-        """Whether there is a model or an adapter of this name, whatever other names the first one answers to."""
+        """Whether a model or an adapter has this name; that the first model may answer to any name does not count."""
         try:
             self._resolve(name, any_name=False)
         except InvalidRequest:
@@ -132,7 +132,7 @@ class ModelDirectory:
             self._seen_models[model] = (engine.info, tuple(name for name, has in skills.items() if has))
 
     async def list_models(self, request: Request) -> Response:
-        """Handle GET `/v1/models`: all names of models and adapters, in one form for both APIs. Nothing is loaded."""
+        """Handle GET `/v1/models`: all names of models and adapters, in a form for OpenAI's API and Anthropic's."""
         names = self.names
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_reply({"object": "list", "data": [self._describe(name) for name in names], **pages})

@@ -1,4 +1,4 @@
-"""HTTP endpoints of Ollama's API that generate nothing: the models, the version, and what is refused."""
+"""HTTP endpoints of Ollama's API that generate nothing: the models, downloads, the version, and what is refused."""
 
 from __future__ import annotations
 

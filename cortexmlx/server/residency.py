@@ -229,7 +229,7 @@ class Residency:
         )
 
     def _missing_bytes(self, head: ModelTicket) -> int:
-        """Return the bytes to free for `head`'s model. Those being unloaded count as free: nothing begins meanwhile."""
+        """Return how many bytes to free for `head`. Models being unloaded count as free: nothing begins meanwhile."""
         if self._budget is None:
             return 0
         loaded_states = (ModelState.LOADING, ModelState.LOADED)

@@ -101,7 +101,7 @@ class ClientResponses:
         return len(self._responses)
 
     def __iter__(self) -> Iterator[str]:
-        """The ids, in the order in which they would go."""
+        """Iterate over the ids, the next to be removed first."""
         return iter(self._responses)
 
     def find_response(self, id: str) -> StoredResponse | None:

@@ -275,7 +275,7 @@ class RememberedTurn:
         return len(transcript.tokens) > len(turn_tokens) and transcript.tokens[: len(turn_tokens)] == turn_tokens
 
     def match_score(self, text: str, messages: Sequence[Message]) -> tuple[bool, int]:
-        """Return whether this answer is the next of the messages, and how many of its characters follow in `text`."""
+        """Return whether the message after the transcript is this answer, and how much of it `text` has there."""
         if not text.startswith(self.transcript.text):
             return False, 0
         is_next_answer = len(messages) > self.message_count and self.answer.matches_message(
@@ -287,7 +287,7 @@ class RememberedTurn:
         )
 
     def _find_rendered_answer(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return the answer as rendered in `text`; None if as the model wrote it, absent, or with an unclear end."""
+        """Return the answer as rendered in `text`; None if it is as written, or absent, or has no clear end."""
         end_text, answer = self.answer.end, self.answer
         answer_start = len(self.transcript.text)
         if text.startswith(answer.text, answer_start) or not end_text or len(messages) <= self.message_count:

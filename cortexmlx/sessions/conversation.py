@@ -123,7 +123,7 @@ class Conversation:
     def make_room(self, answer: int, question: Question | None = None) -> int:
         """Stop sending the oldest turns, as few as leave room for `question` (None: the last one) and `answer` tokens:
         all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unread`
-        counts them. Return how many these are. The system prompt is always sent.
+        counts them. Return how many messages this call leaves out. The system prompt is always sent.
         """
         messages, longest_request = self._with_question(question), self._host.longest_request
 
@@ -368,14 +368,14 @@ class Conversation:
         return [*system, *messages]
 
     def _replace_messages(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
-        """Replace the messages, and how many of the oldest are not sent; if that would be all, all are sent again."""
+        """Replace the messages, and `unread` unless it is None. If all messages would be unread, none is."""
         self._messages, self._finished_turn = messages, None
         self.unread = self.unread if unread is None else unread
         if self.unread >= len(messages):
             self.unread = 0
 
     def _begin_turn(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
-        """Render and tokenize the turn to answer `messages` after the first `unread`. None: the conversation's own."""
+        """Render and tokenize a turn for `messages` without the first `unread` (None: as many as are not sent now)."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent_messages = messages[self.unread if unread is None else unread :]
@@ -391,7 +391,7 @@ class Conversation:
         timeout: float | None,
         listener: Listener | None,
     ) -> StartedTurn:
-        """Begin a turn and submit its request. Return it with what ends the turn."""
+        """Begin a turn and submit its request. Return the turn with what ends it."""
         params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
@@ -428,7 +428,7 @@ _OF_TOKENS = ("logit_bias", "stop_token_ids")
 @dataclass(frozen=True)
 class ConversationSettings:
     """The sampling parameters and template variables of a conversation that apply to a model, and `notes` on those
-    left out. With these every turn would be refused, or mean something else.
+    left out, with which every turn would be refused, or mean something else.
     """
 
     params: SamplingParams

@@ -126,7 +126,7 @@ def wait_for_store(worker: Worker) -> StoreState:
 
 
 def import_file(worker: Worker, path: Path, name: str | None, client: str | None) -> tuple[StoredPrefix, str | None]:
-    """Write what a file carries into the engine's store. Return it, and the name of its adapter.
+    """Write the prefix in a file into the engine's store. Return the prefix, and the name of its adapter.
 
     Raises PrefixRefused for a file that is damaged, or that another model, adapter or precision has computed.
     """
@@ -147,7 +147,7 @@ def import_file(worker: Worker, path: Path, name: str | None, client: str | None
 
 @contextmanager
 def _closed_engine_first(worker: Worker) -> Iterator[None]:
-    """Context that raises EngineClosed in place of what a store that was closed with its engine lacks."""
+    """Context that raises EngineClosed in place of the store's error if the engine, and so the store, is closed."""
     try:
         yield
     except (PrefixRefused, OSError):
@@ -158,7 +158,7 @@ def _closed_engine_first(worker: Worker) -> Iterator[None]:
 def _describe(
     core: EngineCore, name: str, tokens: Sequence[int], client: str | None, adapter: str | None
 ) -> tuple[StoredPrefix, SegmentStore]:
-    """Return what a pinned prefix is in the store, and the store's segments."""
+    """Return the store's description of a pinned prefix, and the store's segments."""
     assert core.disk is not None
     digest = "" if adapter is None else core.adapters.infos[adapter].digest
     client = None if core.scheduler.config.share_between_clients else client

@@ -31,7 +31,7 @@ class StartedTurn(NamedTuple):
 
 
 class _PendingTurn:
-    """A reply's turn; it may still begin on another thread. It does not refer to the reply, so that can be dropped."""
+    """A reply's turn, which may still begin on another thread. It does not keep the reply alive."""
 
     def __init__(self, started_turn: StartedTurn | None = None) -> None:
         self.started_turn = started_turn

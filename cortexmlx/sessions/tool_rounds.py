@@ -117,7 +117,7 @@ class ToolRounds:
         return result_message(call, result)
 
     def _next_round(self) -> None:
-        """Count a round. The last one may call nothing."""
+        """Count a round. After the last one, the model may call nothing."""
         self._rounds_left -= 1
         choice = "auto" if self._rounds_left and self._params.tool_choice != "none" else "none"
         self._params = replace(self._params, tool_choice=choice)

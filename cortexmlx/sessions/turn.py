@@ -58,7 +58,7 @@ def begin_turn(
     calls: AllowedCalls | None,
 ) -> Turn:
     """Render and tokenize `sent_messages`, the part of `messages` that the model reads, and return the turn. Where the
-    text agrees with the transcript's, its tokens are reused.
+    text agrees with the transcript's, the transcript's tokens are reused.
     """
     render_messages = partial(render, reader, variables=variables, calls=calls)
     rendered_prompt = render_messages(sent_messages)
@@ -128,7 +128,7 @@ _NEXT_TURN: tuple[Message, ...] = ({"role": "assistant", "content": "."}, {"role
 
 
 def drop_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the messages without an answer after the last question."""
+    """Return the messages without the last one if that is an answer."""
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
@@ -176,7 +176,7 @@ def answer_tokens(
     answer: Completion, params: SamplingParams, end_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...] | None, bool]:
     """Return the tokens of an answer's text, and whether an end token followed, which the template writes. The tokens
-    are None if a stop string cut the text: those of the rest are those of its text.
+    are None if a stop string cut the text: what is left is tokenized anew.
     """
     tokens = answer.token_ids
     if answer.stop_string is not None:
@@ -296,5 +296,5 @@ def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, 
 
 
 def _append_cut(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
-    """Return the cuts with one more, unless it is at the last one's place."""
+    """Return the cuts with `cut` added, unless the last one is at the same place."""
     return tuple(cuts) if cut[0] == cuts[-1][0] else (*cuts, cut)

@@ -41,8 +41,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class CacheReport:
-    """How much of one prompt was found, and why what the same client's earlier prompts had was computed again. Print it
-    for a sentence. It holds pieces of the prompt's text: never log it.
+    """How much of one prompt was found, and why tokens of the same client's earlier prompts were computed again. Print
+    it for a sentence. It holds pieces of the prompt's text: never log it.
     """
 
     prompt_tokens: int

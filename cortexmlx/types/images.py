@@ -32,10 +32,10 @@ class ImageWriter(Protocol):
         """Return a message with its parts in the order in which the model's template writes them."""
 
     def write(self, part: Mapping[str, Any]) -> str:
-        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
+        """Return the text that stands for the image in a message's part. Raises InvalidRequest if that is no image."""
 
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
-        """Return the texts of a text with images, and the images' tokens between them; None: it has none."""
+        """Split a text at its images: return the texts, and the images' tokens between them; None: no images."""
 
     def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
         """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest."""
@@ -68,7 +68,7 @@ class PreparedImage:
 
 
 def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:
-    """Return `count` negative numbers that are others for each key: 31 bits each, of the key's hash."""
+    """Return `count` negative numbers that differ from key to key: 31 bits each, of the key's hash."""
     stream = hashlib.shake_256(key).digest(4 * count)
     return tuple(-1 - (number >> 1) for (number,) in struct.iter_unpack("<I", stream))
 
@@ -82,7 +82,7 @@ class PlacedImage:
 
     @property
     def end(self) -> int:
-        """The index of the token after it."""
+        """The index of the token after the image."""
         return self.start + len(self.image.tokens)
 
 
@@ -118,11 +118,11 @@ class ImageLayout:
 
     @property
     def images(self) -> tuple[PreparedImage, ...]:
-        """The images, one that is shown twice as well."""
+        """The images; one that is shown twice is there twice."""
         return tuple(span.image for span in self.spans)
 
     def shows(self, image: PreparedImage) -> bool:
-        """Return whether an image is one of them."""
+        """Return whether an image is one of the prompt's."""
         return any(span.image.key == image.key for span in self.spans)
 
     @cached_property
@@ -137,7 +137,7 @@ class ImageLayout:
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
 
     def pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
-        """Return what of the images is in the text's tokens from `first` on, which are those of a step from `begin`."""
+        """Return the pieces of images in `count` tokens of the text from `first`, which are a step's from `begin`."""
         pieces = []
         for span in self.spans:
             start, end = max(span.start, first), min(span.end, first + count)
@@ -146,8 +146,8 @@ class ImageLayout:
         return pieces
 
     def whole_images(self, first: int, count: int) -> int:
-        """Return how many tokens from `first` on a step may compute, if `count` are wanted: an image whose tokens see
-        later ones is not cut. So it is fewer if such an image begins among them, and more if they begin in it.
+        """Return how many tokens a step may compute from `first` on, if `count` are wanted: an image whose tokens see
+        later ones is not cut. So it is fewer if such an image begins among them, and more if they begin in one.
         """
         for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
             if span.start < first + count < span.end:
@@ -166,8 +166,8 @@ class ImageLayout:
         return count
 
     def attention_pieces(self, first: int, count: int, has_window: bool) -> Iterator[tuple[int, int, bool]]:
-        """Yield what attention computes together of the text's tokens from `first` on: where it begins and ends, and
-        whether its tokens see later ones, in layers with a window or without. No image is cut that is not cut already.
+        """Yield the pieces of the text's tokens from `first` on that attention computes at once: where each begins and
+        ends, and whether its tokens see later ones, in layers with a window or without. No further image is cut.
         """
         here = self.both_ways is BothWays.EVERYWHERE or (self.both_ways is BothWays.WINDOWS and has_window)
         begin, end = first, first + count

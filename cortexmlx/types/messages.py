@@ -43,7 +43,7 @@ class PromptTokenizer(Protocol):
 
 
 class PromptMemory(Protocol):
-    """Remembers the tokens that a model wrote in earlier turns, so that a later prompt gets these for their text."""
+    """Remembers the tokens that a model wrote in earlier turns, so that later prompts get them for the same text."""
 
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
@@ -51,7 +51,7 @@ class PromptMemory(Protocol):
         """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages alike."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many of these tokens the next turn's prompt will keep; 0 if it is unknown, or if it keeps all."""
+        """Return how many tokens of the prompt the next turn's prompt will keep; 0 if unknown, or if it keeps all."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def no_values() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """A slash command and its completion. `@partial(SlashCommand, name, argument, help)` makes one of a function."""
+    """A slash command and its completion. `@partial(SlashCommand, name, argument, help)` makes one from a function."""
 
     name: str
     """The name with its slash."""

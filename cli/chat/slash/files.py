@@ -127,7 +127,7 @@ def attach(chat: ChatSession, file: Attachment, console: Console, *, is_asked: b
 
 
 def _attach_or_ask(chat: ChatSession, file: Attachment, question: str, console: Console) -> Question | None:
-    """Return a question about a file. Without a question, the file waits for the next message."""
+    """Return a question about a file. If nothing is asked, attach the file to the next message and return None."""
     if not question:
         attach(chat, file, console)
         return None

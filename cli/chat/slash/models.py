@@ -1,4 +1,4 @@
-"""/model and /show: the model that answers, and facts about it and the chat."""
+"""/model, /adapter and /show: the model and the adapter that answer, and facts about them and the chat."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _read_thinking(
 
 
 def _read_output_config(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return `output_config`'s sampling parameters and template hints. `output_format` is its `format`'s old name."""
+    """Return `output_config`'s sampling parameters and template hints. `output_format` is the old name of `format`."""
     config = require_type("output_config", fields.get("output_config", {}), dict, "an object")
     with prefix_error_field("output_config"):
         config_fields = {name: value for name, value in config.items() if value is not None}
@@ -380,7 +380,7 @@ class MessageEvents:
             yield from self._delta_events(event.thinking, event.text, event.tool_calls)
 
     def _start_message(self, event: TokenEvent) -> Iterator[Body]:
-        """Yield `message_start`, the first time only."""
+        """Start the message, the first time only: yield `message_start`."""
         if not self._started:
             self._started = True
             usage = prompt_usage(event.progress or self._info.progress())
@@ -406,7 +406,7 @@ class MessageEvents:
                 yield self._delta_event({"type": "input_json_delta", "partial_json": delta.arguments})
 
     def _switch_block(self, kind: str, block_fields: Body, call: int = 0) -> Iterator[Body]:
-        """Close the open block and start another, unless the open one has this type and call."""
+        """Yield the events that close the open block and start another, unless the open one has this type and call."""
         if self._open_block is not None and (self._open_block.kind, self._open_block.call_index) == (kind, call):
             return
         yield from self._close_block()
@@ -418,7 +418,7 @@ class MessageEvents:
         }
 
     def _close_block(self) -> Iterator[Body]:
-        """Yield the events that end the open block; thoughts are signed."""
+        """Close the open block: yield the events that end it. Thoughts are signed."""
         if self._open_block is None:
             return
         if self._open_block.kind == "thinking":

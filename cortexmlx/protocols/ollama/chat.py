@@ -106,7 +106,7 @@ def image_content(images: object, text: object) -> object:
 
 
 def read_shared(fields: Mapping[str, Any], values: Mapping[str, Any], defaults: RequestDefaults) -> dict[str, Any]:
-    """Return the fields of a Request that both bodies set: its parameters, with these `values` among them, variables
+    """Return the fields of a Request that both paths' bodies set: its parameters, with `values` among them, variables
     of the chat template, and whether it is a stream, as it usually is. Raises InvalidRequest.
     """
     options = require_type("options", fields.get("options", {}), dict, "an object")

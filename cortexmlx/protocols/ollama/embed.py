@@ -21,7 +21,7 @@ _OLD_FIELDS = BodyFields(f"a {OLD_URL} body", frozenset({"options", "prompt"}), 
 
 
 def read(body: Mapping[str, Any], info: EmbeddingInfo | None = None) -> EmbeddingRequest:
-    """Parse the JSON body of an `/api/embed` call. Texts that are too long are cut off, unless it says otherwise.
+    """Parse the JSON body of an `/api/embed` call. Too long texts are cut off, unless the body says otherwise.
     Without a text there are no inputs: only the model is to be loaded. `info` is the model's. Raises InvalidRequest.
     """
     fields = _FIELDS.validate(body)

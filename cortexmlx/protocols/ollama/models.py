@@ -89,7 +89,7 @@ def list_models(models: Sequence[ModelFacts]) -> Body:
 
 
 def list_loaded(models: Sequence[ModelFacts]) -> Body:
-    """Return the body of `/api/ps`. When a model will be unloaded is not told."""
+    """Return the body of `/api/ps`. It does not tell when a model will be unloaded."""
     return {
         "models": [
             {
@@ -131,7 +131,7 @@ def tagged(name: str) -> str:
 
 
 def _entry(model: ModelFacts) -> Body:
-    """Return what both lists say of a model. Its digest is of the name: contents have none that could be compared."""
+    """Return what `/api/tags` and `/api/ps` say of a model. The digest is that of the name, not of the files."""
     name = tagged(model.name)
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return {

@@ -246,7 +246,7 @@ class ChoiceChunks(ABC):
         )
 
     def _start_choices(self) -> list[Body]:
-        """Return the first chunks of all choices."""
+        """Start all choices, and return their first chunks."""
         count = len(self._request.prompts) * self._request.params.n
         self._choice_progress = [_ChoiceProgress() for _ in range(count)]
         return [
@@ -254,7 +254,7 @@ class ChoiceChunks(ABC):
         ]
 
     def _add_delta(self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None) -> list[Body]:
-        """Return the chunks that add a delta to a choice, and end it if there is a `reason`."""
+        """Add a delta to a choice, which ends if there is a `reason`, and return the chunks for that."""
         progress = self._choice_progress[number]
         progress.text += len(choice_delta.text)
         progress.thinking += len(choice_delta.thinking)

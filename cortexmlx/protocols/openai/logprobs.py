@@ -83,8 +83,8 @@ class CompletionLogprobs:
         self._length += len(text)
 
     def pop_lists(self, *, is_complete: bool) -> Body:
-        """Return the lists for the tokens that the text has reached, or for all pending tokens if `is_complete`, as the
-        text is then. Each token is returned once. If two of the likeliest tokens have the same name, the likelier one
+        """Return the lists for the tokens that the text has reached, or for all pending tokens if the text
+        `is_complete`. Each token is returned once. If two of the likeliest tokens have the same name, the likelier one
         is listed.
         """
         dropped_spaces = int(bool(self._starts_with_space) and self._space_stripped)

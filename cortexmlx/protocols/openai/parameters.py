@@ -129,8 +129,8 @@ def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> di
 def build_sampling_params(
     defaults: SamplingParams, values: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> SamplingParams:
-    """Return the defaults with these values; -1 means no limit, as in vLLM and llama.cpp. Raises InvalidRequest with
-    the name that the body `fields` has for the field.
+    """Return the defaults with these values; -1 means no limit, as in vLLM and llama.cpp. Raises InvalidRequest,
+    which names the field as the body `fields` does.
     """
     limits = {
         name: unlimited_value

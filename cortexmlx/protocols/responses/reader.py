@@ -374,7 +374,7 @@ def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
 
 
 def _stored_parts(content: Any, kind: str, sees: bool = False) -> list[Body]:
-    """Return a content as text parts: one if some part is no text, since that becomes a line between texts. If the
+    """Return a content as text parts: as one part if some part is no text, which becomes a line between texts. If the
     model `sees`, its images are parts as well.
     """
     if sees and isinstance(content, list) and kind == "input_text":

@@ -283,7 +283,7 @@ class ResponseEvents:
     def _add_text(
         self, kind: str, id: str, text: str, extra_fields: Body | None = None, call: CallDelta | None = None
     ) -> Iterator[Body]:
-        """Yield the events that append text to an output item; the item is begun if it is new."""
+        """Append text to an output item, which is begun if it is new, and yield the events for that."""
         item = self._items.get(id)
         if item is None:
             item = self._items[id] = _OutputItem(len(self._items), id, kind)
@@ -302,7 +302,7 @@ class ResponseEvents:
             yield self._item_event(item, f"response.{_EVENT_NAMES[kind]}.delta", delta=text, **(extra_fields or {}))
 
     def _close_items(self, *kinds: str, status: str = "completed") -> Iterator[Body]:
-        """Yield the events that end the open items of these types."""
+        """Close the open items of these types: yield the events that end them."""
         for item in list(self._items.values()):
             if item.kind not in kinds or item.is_ended:
                 continue
