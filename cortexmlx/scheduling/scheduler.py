@@ -418,13 +418,17 @@ class Scheduler:
         for job, count in zip(prefilling, counts, strict=True):
             count = min(count, budget)  # less than its share if an image before it took more
             if count > 0 and job.is_running:
-                count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
+                count = self._count_fitting(job, count)
                 if job.request.images is not None:
                     count = job.request.images.whole_images(job.num_computed_tokens, count)
                     count = self._count_seen(job, count)
                 if count > budget and prefill_counts:
                     continue  # the next step has room for the image, or begins with it
-                self._reserve(job, job.num_computed_tokens + count)
+                try:
+                    self._make_room(job, job.num_computed_tokens + count)
+                except KVCacheFull:  # the system refuses what the cache was to grow by
+                    count = count if job.request.images is not None else self._count_fitting(job, count)
+                    self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
                 budget -= count
         decoding = [j for j in decoding if j.is_running]
@@ -437,6 +441,10 @@ class Scheduler:
         self._advance_jobs(plan, scheduled_tokens)
         self.has_large_piece = sum(count for _, count in prefill_counts) > self.backoff.tokens
         return plan
+
+    def _count_fitting(self, job: Job, count: int) -> int:
+        """Return how many of a job's next `count` tokens need no block of another row; at least one."""
+        return max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
 
     def _count_seen(self, job: Job, count: int) -> int:
         """Return how many of a job's next `count` tokens come before an image that has no features now, as when a
@@ -479,18 +487,18 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Make room for `tokens` tokens of a running job: drop headroom, then preempt victims.
-
-        One job alone always fits, because its limit keeps it within the cache. But an image that no step may cut needs
-        more than a window's blocks: if the system refused these, its job ends.
+        """Make room for `tokens` tokens of a running job. It ends if it does not fit alone, since the system refuses what
+        its windows need, or an image that no step may cut.
         """
         try:
-            while job.is_running and not self._running_set.reserve(job, tokens):
-                self._preempt(self._running_set.victim)
+            self._make_room(job, tokens)
         except KVCacheFull:
-            if job.request.images is None:
-                raise
             self._end_stuck_job(job)
+
+    def _make_room(self, job: Job, tokens: int) -> None:
+        """Make room for `tokens` tokens of a running job: drop headroom, then preempt victims. Raises KVCacheFull."""
+        while job.is_running and not self._running_set.reserve(job, tokens):
+            self._preempt(self._running_set.victim)
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks for other jobs, and queue it again."""

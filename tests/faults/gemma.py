@@ -34,7 +34,12 @@ FAULTS = (
         "if count > budget and prefill_counts:",
         "if False:",
     ),
-    Fault("an image without memory fails everybody", SCHEDULER, "if job.request.images is None:", "if True:"),
+    Fault(
+        "an image without memory fails everybody",
+        SCHEDULER,
+        "        except KVCacheFull:\n            self._end_stuck_job(job)\n",
+        "        finally:\n            pass\n",
+    ),
     Fault(
         "short images are computed with other short pieces",
         "cortexmlx/attention/reference_step.py",

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cortexmlx.kv.spec import AttentionWindow
+import pytest
+
+from cortexmlx.kv.sizing import max_row_blocks
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
+from cortexmlx.types.request import RequestState
 from cortexmlx.types.sampling_params import SamplingParams
+from support.scheduling.stage import Stage
 from tests.scheduling.test_scheduler_model import SchedulerMachine
 
 
@@ -49,3 +54,18 @@ def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
         do(name, **arguments)
         machine.books_balance()
     machine.teardown()
+
+
+@pytest.mark.parametrize(("chunked", "block_size"), [(False, 1), (True, 1), (True, 4)])
+def test_where_all_layers_have_windows_a_prompt_is_cut_smaller_if_the_cache_may_not_grow(
+    chunked: bool, block_size: int
+) -> None:
+    """Its length is no limit, so the step failed, and every request with it. As the state machine found it."""
+    window = AttentionWindow(16, chunked)
+    least = max_row_blocks(window, block_size)
+    assert least is not None
+    stage = Stage(least, block_size, least + 8, [LayerGroup(KVSpec(1, 4, 4, "float32", 16, chunked=chunked), (0,))])
+    stage.cache.pools._may_resize = lambda blocks: max(blocks) <= least
+    job = stage.ask(list(range(7)) * 12, 20)
+    stage.finish()
+    assert job.state is RequestState.FINISHED and job.preemptions == 0
