@@ -125,7 +125,7 @@ def prefill_jobs(
 
 
 def _attend_pieces_with(attention: MetalAttention, key: PrefillKey, by_kernel: bool) -> Attend:
-    """Return `attention.attend` with the kernel, or without it, for layers of this kind. Raises CannotServe."""
+    """Return `attention.attend` with or without the prefill kernel for layers of this `key`. Raises CannotServe."""
     if by_kernel and not attention.prefill.is_approved(*key):
         raise CannotServe("it does not run here, or disagrees with float64")
 
@@ -137,7 +137,7 @@ def _attend_pieces_with(attention: MetalAttention, key: PrefillKey, by_kernel: b
 
 
 def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, TuningJob], chooser: Autotuner) -> None:
-    """Let the prefill kernel, or MLX, compute the pieces of the layers for which it was chosen, rules the others."""
+    """Have the prefill kernel or MLX compute a layer's pieces, as was chosen; without a choice, the rules decide."""
     attention.prefill.choices.clear()
     for key, job in jobs.items():
         chosen = chooser.chosen_candidate(job.key)
@@ -146,7 +146,7 @@ def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, T
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
-    """Return a job per layer that is never timed: its only candidate is the reproducible method. For
+    """Return a job for each layer, never timed: the only candidate is the reproducible method. For
     `Autotuner.choose_default`.
     """
     return [

@@ -265,7 +265,7 @@ def _copy_row_kv(kv: PagedKV, row: int, oldest_token: int) -> Slab:
 
 
 class _RowSlots:
-    """The arena slots of each row's tokens, cached over a step's layers and, without a window, over a decode window."""
+    """The arena slots of each row's tokens, cached for a step, and for a whole decode window if all tokens are seen."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
@@ -346,7 +346,7 @@ MLX_METHODS: dict[DecodeMethod, Attend] = {
 
 
 def mlx_methods_for(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
-    """Return the MLX methods for a layer in a class of steps, the reference first (on a CPU below float32, only it)."""
+    """Return the MLX methods for a layer in a class of steps: the reference first, and alone on a CPU below float32."""
     spec, max_tokens = layer.spec, batch.max_total_tokens
     numbers = spec.kv_heads * sum(spec.dims) * spec.itemsize
     if (
@@ -414,8 +414,8 @@ class SelectableBackend(Protocol):
 
 
 def reproducible_mlx_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
-    """Return the MLX method that gives a row the same bits alone and in any batch: row by row, or, where a CPU rounds
-    coarsely, the reference path, unless no mlx-lm model has these options.
+    """Return the MLX method that gives a row the same bits alone and in any batch: row by row. Where a CPU rounds
+    coarsely (`coarse`), it is the reference path, but only for options that some mlx-lm model has.
     """
     of_no_model = slopes or (softcap and sinks)
     return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
@@ -518,14 +518,14 @@ class KernelSelector:
         return check.outcome
 
     def _check_result(self, variant: Variant) -> VariantCheck:
-        """Return what the check of a kernel variant found. It is checked at the first call."""
+        """Return what the check of a kernel variant found. The first call runs the check."""
         if variant not in self._checks:
             self._checks[variant] = check_decode(self._kernels, variant)
         return self._checks[variant]
 
 
 class SelectableKernels:
-    """Kernels as a backend with selectable decode methods. `decode` runs one: a variant, then `Attend`'s arguments."""
+    """Kernels as a backend with selectable decode methods. `decode` takes a variant and `Attend`'s arguments."""
 
     def __init__(self, selector: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
         self.choices = selector.choices
@@ -556,7 +556,7 @@ class SelectableKernels:
 
 
 def _force_kernel(variant: Variant, method: DecodeMethod) -> Variant:
-    """Return the variant with the kernel of a method instead of the default one."""
+    """Return the variant, with the kernel of a method in the place of the default kernel."""
     kernel = KERNEL_METHODS[method]
     return variant if variant.kernel is kernel else replace(variant, forced_kernel=kernel)
 

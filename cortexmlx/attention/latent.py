@@ -87,7 +87,7 @@ class _LatentCache:
         self.offset = layer_cache.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Store latents and rotary keys `[tokens, 1, 1, dim]`; return the handle, and an identity as rotary keys."""
+        """Store latents and rotary keys `[tokens, 1, 1, dim]`; return the handle and, as keys, an identity matrix."""
         handle = self._layer_cache.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
         return LatentKV(handle, self._module, latents.shape[-1]), _identity_matrix(rotary.shape[-1], rotary.dtype)
 
@@ -114,7 +114,7 @@ class LatentKV(CustomHandle):
         """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]` and
         `score_term`, the rotary queries.
 
-        Raises ModelUnsupported if a module does something else than this page's docstring says.
+        Raises ModelUnsupported if a probed module attends in another way than the docstring of this file says.
         """
         kv = self.paged
         if isinstance(kv, ProbeKV):
@@ -156,7 +156,7 @@ class LatentKV(CustomHandle):
         return self.module.embed_q(batched_latents, transpose=False)[0], self.module.unembed_out(batched_latents)[0]
 
     def _is_expansion_cheaper(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
-        """Return whether expanding the latents of a piece takes fewer products than attending to the longer latents.
+        """Return whether expanding latents for a piece takes fewer products than attending to the (longer) latents.
         Always False below float32 on a CPU, where a token must have the same bits in any piece.
         """
         if rounds_coarsely(queries, kv):

@@ -75,7 +75,7 @@ class MetalAttention:
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
-    Only the thread that evaluates the steps may use it. `methods` decides what serves a shape.
+    Only the thread that evaluates the steps may use it, but any may run its checks. `methods` decides what serves.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
@@ -327,7 +327,7 @@ class MetalPrefill:
 
     @contextmanager
     def choose_temporarily(self, key: PrefillKey, by_kernel: bool) -> Iterator[None]:
-        """Context: the kernel, or MLX, computes a kind of layer. What is computed in it counts as serving no layer."""
+        """Context: have the kernel, or MLX, compute layers of this `key`. Such layers do not count as served."""
         choices, approvals = self.choices, self._approvals
         self.choices, self._approvals = {**choices, key: by_kernel}, dict(approvals)
         try:
@@ -405,7 +405,7 @@ class ShortPieceRows:
         self._compute_order()
 
     def __bool__(self) -> bool:
-        """Whether there are such pieces."""
+        """Whether there are short pieces."""
         return bool(self._short_pieces)
 
     def step(self, block_size: int, null_block: int) -> GroupStep:

@@ -35,7 +35,7 @@ def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
 
 
 def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return one cache or tuple per layer from one per leaf. In a sending pipeline rank, mark each `PipelineSender`."""
+    """Return each layer's leaf or tuple of leaves. In a sending pipeline rank, mark each `PipelineSender`."""
     if _is_sending_rank(model):
         for leaf in leaves:
             if isinstance(leaf, PipelineSender):
@@ -48,7 +48,7 @@ def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tu
 
 
 def _is_sending_rank(model: nn.Module) -> bool:
-    """Return whether a model is a sending pipeline rank. Lists are skipped: what has the layers is outside of all."""
+    """Return whether a model is a sending pipeline rank. Lists are skipped: what has the layers is in none."""
     parts = (part for part in model.values() if isinstance(part, nn.Module))
     return bool(getattr(model, "pipeline_rank", 0)) or any(map(_is_sending_rank, parts))
 
@@ -72,7 +72,7 @@ class PipelineSender:
 
     @property
     def keys(self) -> mx.array:
-        """What mlx-lm's pipeline makes depend on the sending, in the place of a cache's keys."""
+        """A stand-in for a cache's keys, in whose place mlx-lm's pipeline sets an array that depends on the sending."""
         if not self.sends:
             raise AttributeError("keys")
         return mx.zeros((1,), mx.int32)
@@ -85,7 +85,7 @@ class PipelineSender:
 
 
 def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
-    """Return the arrays that must be evaluated so that a step's results are sent, and clear them."""
+    """Return, and forget, the arrays that must be evaluated so that a step's results are sent."""
     pending = [leaf.pending_send for leaf in leaves if leaf.pending_send is not None]
     for leaf in leaves:
         leaf.pending_send = None
@@ -94,7 +94,7 @@ def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
 
 class LayerCache(PipelineSender):
     """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
-    and returns the handle to attend with. Without values, they are part of the keys.
+    and returns the handle to attend with. Without `values`, the values are part of the keys.
     """
 
     def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array | None], Any]) -> None:
@@ -117,7 +117,7 @@ class LayerCache(PipelineSender):
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the step's handle again, for a layer without its own keys and values that attends to these."""
+        """Return the step's handle again, for a layer without its own keys and values that attends to this cache's."""
         return self._handle, self._handle
 
     def fetch_keys(self, keys: mx.array) -> Any:
@@ -131,7 +131,7 @@ class UnhookedAttention(Exception):
 
 class ProbeKV:
     """The handle in a probe's forward pass: it records shapes and attention calls, and calls `note(call)` for each.
-    Without values, they are part of the keys, and whoever attends sets how many numbers they have.
+    Without `values`, the values are part of the keys, and whoever attends sets how many numbers a value has.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CustomHandle(ABC):
 
     @abstractmethod
     def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
-        """Return the attention of the model's queries, with its scale, and with the term that it adds to the scores."""
+        """Return the attention of the model's queries, with the model's `scale`; scores get its `score_term` added."""
 
 
 _params_with_scale = lru_cache(AttentionParams)

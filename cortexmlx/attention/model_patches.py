@@ -19,7 +19,7 @@ Method = Callable[..., Any]
 
 
 def install_model_patches(model: nn.Module) -> None:
-    """Replace the methods of a model's classes that need it. Safe to call again."""
+    """Replace those methods of a model's classes that do not work with a paged cache. Safe to call again."""
     classes = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
     for name in classes.keys() & _PATCHES.keys():
         replace_method(classes[name], "__call__", _PATCHES[name])

@@ -45,12 +45,12 @@ class TokenSpan:
 
     @property
     def is_piece(self) -> bool:
-        """Whether all its tokens are one row's, and there are several."""
+        """Whether the span has several tokens, all of one row."""
         return len(self.tokens) == 1 and self.tokens.size > 1
 
     def select(self, array: mx.array, tokens: int) -> mx.array:
-        """Return the span's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
-        (positions). Any other array does not belong to tokens, and is returned unchanged.
+        """Return the span's share of an array: of `[tokens, 1, ...]` its tokens, of `[tokens]` (positions) each row's
+        first. Any other array does not belong to tokens, and is returned unchanged.
         """
         if array.ndim > 1 and array.shape[:2] == (tokens, 1):
             return _take_tokens(array, self.tokens.ravel()).reshape(*self.tokens.shape, *array.shape[2:])
@@ -94,7 +94,7 @@ class SpanStep:
         )
 
     def restore_order(self, flat: mx.array) -> mx.array:
-        """Return an array that has the spans one after the other in the order of the flat tokens."""
+        """Reorder an array, which has span after span, into the order of the flat tokens."""
         return flat if self._inverse_order is None else flat[self._inverse_order]
 
 
@@ -114,8 +114,8 @@ class RecurrentCache(PipelineSender):
         self._calls: list[list[RecordedCall]] = []
 
     def begin(self, step: SpanStep, states: Iterable[Sequence[mx.array | None]]) -> None:
-        """Begin a step with each span's state, arrays `[rows, ...]`; None for an empty one. A span that continues
-        another gets its state during the step.
+        """Begin a step with each span's state: for each slot an array `[rows, ...]`, or None if it is empty. A span
+        that continues another gets its state during the step.
         """
         self.step, self.caches, self._calls = step, [], [[] for _ in step.parts]
         for state in states:
@@ -179,7 +179,7 @@ class RecurrentCache(PipelineSender):
         return step.restore_order(mx.concatenate(shifted))
 
     def _select_argument(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
-        """Return a module argument as one span gets it: its tokens, or its cache."""
+        """Return a module argument as one span gets it: the span's tokens, or the span's cache."""
         assert self.step is not None
         if value is self:
             return cache
@@ -189,7 +189,7 @@ class RecurrentCache(PipelineSender):
 
 
 def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
-    """Copy what a module has changed of a span's states to the next span; the layer's other modules set the others."""
+    """Copy the states that a module changed in one span to the next span; the layer's other modules set the others."""
     for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new
@@ -201,8 +201,8 @@ def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> No
 
 
 class RecordedCall:
-    """A recurrent module's call with some tokens of some rows, of which the last ones may be taken back. Then the state
-    is computed again, after the tokens that stay.
+    """A recurrent module's call with some rows' tokens, the last of which may be taken back. Then the state is computed
+    again, after the tokens that stay.
 
     A token's results depend on no later token. So what the module's own modules gave (its products, say) is kept, and
     its method runs again with their first tokens. No weights are read: all that is left is the recurrence.
@@ -226,7 +226,7 @@ class RecordedCall:
         self._token_outputs: dict[tuple[int, int], mx.array] = {}
 
     def run(self, cache: ArraysCache) -> Any:
-        """Call the module, which changes `cache`, and record what its modules give. Return its result."""
+        """Call the module, which changes `cache`, and record what its submodules return. Return the module's result."""
 
         def record(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
             output = call()
@@ -248,7 +248,7 @@ class RecordedCall:
         yield from (*self._outputs.values(), *self._token_outputs.values())
 
     def replay(self, cache: ArraysCache, rows: Sequence[int], tokens: int) -> None:
-        """Change `cache`, which has the states of some of the rows before the call, to those after `tokens` tokens."""
+        """Change `cache` from the states of some `rows` before the call to their states after `tokens` tokens."""
         index = None if list(rows) == list(range(self._shape[0])) else mx.array(list(rows), mx.int32)
 
         def cut(array: mx.array) -> mx.array:
@@ -291,8 +291,8 @@ class RecordedCall:
 def replay_calls(
     calls: Sequence[RecordedCall], states: Sequence[mx.array | None], rows: Sequence[int], tokens: int
 ) -> tuple[mx.array | None, ...]:
-    """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before them, of
-    some of their rows.
+    """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before the
+    calls, of some `rows`.
     """
     cache = ArraysCache(len(states))
     cache.cache = list(states)
@@ -326,7 +326,7 @@ class _WatchedChild:
 
 
 def _with_watched_children(module: Any, call: Callable[..., Any]) -> Any:
-    """Return a copy of a module that shares its arrays, and whose modules are watched."""
+    """Return a copy of a module that shares the module's arrays, and whose submodules are watched."""
     kind: Any = type(module)
     copy = kind.__new__(kind)
     dict.update(
@@ -337,7 +337,7 @@ def _with_watched_children(module: Any, call: Callable[..., Any]) -> Any:
 
 
 def install_recurrent_hook(owners: Iterable[type]) -> None:
-    """Have these module classes called span by span when they get a recurrent cache. Safe to call again."""
+    """Make modules of these classes run span by span when they get a recurrent cache. Safe to call again."""
     for owner in owners:
         replace_method(owner, "__call__", _dispatch_call)
 
@@ -422,7 +422,7 @@ class RecurrentProbe:
 
     @contextmanager
     def watch_touches(self) -> Iterator[None]:
-        """Context: record which modules touch a recurrent state, if there are any."""
+        """Context: record which modules touch a recurrent state, if the model has any."""
         if not self._caches:
             yield
             return
@@ -434,8 +434,8 @@ class RecurrentProbe:
         self._attending_modules += self._touches.running_modules
 
     def install_hooks(self) -> None:
-        """Have the classes that touch a state called span by span. Raises ModelUnsupported if one of them also
-        attends, or calls a module that does: attention needs a whole step.
+        """Make the modules that touch a state run span by span, by their classes. Raises ModelUnsupported if one of
+        them also attends, or calls a module that does: attention needs a whole step.
         """
         conflicting_names = {
             type(m).__name__
@@ -449,14 +449,14 @@ class RecurrentProbe:
         install_recurrent_hook({type(module) for module in self._touches.touching_modules})
 
     def insert_step_caches(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches amid the probe step, with a real recurrent cache in place of each recurrent leaf."""
+        """Return a probe's caches, with a real recurrent cache, in `PROBE_STEP`, in place of each recurrent leaf."""
         leaves = {leaf: RecurrentCache(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
             leaf.begin(PROBE_STEP, [[None] * leaf.size for _ in PROBE_STEP.parts])
         return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     def state_spec(self, leaf: int, rows: int) -> KVSpec:
-        """Return a recurrent leaf's KVSpec, with the bytes of one of `rows` rows. Raises ModelUnsupported without."""
+        """Return a recurrent leaf's KVSpec, with the bytes of one of `rows` rows. Raises ModelUnsupported if empty."""
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
             raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")

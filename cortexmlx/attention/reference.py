@@ -111,7 +111,7 @@ def attend_piece(queries: mx.array, kv: PagedKV, params: AttentionParams, piece:
 
 
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
-    """Return whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
+    """Return whether MLX's CPU build computes below float32 here, where it rounds every product to 8 or 11 bits.
 
     Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
     there is one way: MLX's attention, or with a soft cap that of mlx-lm's models. Its result for a query does not

@@ -128,7 +128,7 @@ class RowIndex:
 
     def token_distances(self, kv: PagedKV) -> mx.array:
         """Return the distance of each column of `visible_mask` from each query, in the same shape, float32: 0 for
-        itself, -1 for the token before it.
+        the query's own token, -1 for the token before.
         """
         tail_tokens = kv.tail_tokens
         if tail_tokens not in self._distance:

@@ -123,7 +123,7 @@ class KernelCheck:
 @dataclass
 class KernelApproval:
     """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with
-    float64. Any other gets a note and one warning, and the reference path serves instead.
+    float64. Any other gets a note and one warning, and what `instead` names serves.
     """
 
     check: bool
@@ -224,7 +224,7 @@ class Difference:
     place: str = ""
 
     def or_larger(self, error: float) -> Difference:
-        """Return the difference with this error, if it is larger."""
+        """Return this difference, with `error` in the place of its own error if `error` is larger."""
         return replace(self, error=max(self.error, error))
 
 

@@ -58,7 +58,7 @@ class DecodeProblem:
 
 
 def make_far_problem(variant: Variant) -> DecodeProblem:
-    """Return a decode problem of rows of more tokens than 16 bits count. A window sees their ends."""
+    """Return a decode problem whose rows have more tokens than 16 bits can count. A window sees their ends."""
     return make_decode_problem(variant, WINDOW, (WINDOW + 33, WINDOW + 1), unseen_tokens=FAR_TOKENS)
 
 
@@ -83,7 +83,7 @@ def make_decode_problem(
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
     def laid_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """What each row holds `[kv_heads, tokens, numbers]`, in a slab and in the tails."""
+        """Lay out what each row holds, `[kv_heads, tokens, numbers]`, in a slab and in the tails. Return both."""
         dim = row_arrays[0].shape[2]
         slab = np.full((_KV_HEADS, blocks * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
@@ -92,7 +92,7 @@ def make_decode_problem(
         return slab, tails
 
     def stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
-        """Each row's keys or values, their slabs and tails: one of each; quantized, three: codes, scales, biases."""
+        """Draw each row's keys or values. Return them, and slab and tails: of them, or of codes, scales and biases."""
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
             unquantized = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]
@@ -364,8 +364,8 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """Return the ALiBi slope of each query head, `[heads]`, which it subtracts from a logit per token of distance: for
-    powers of 2, `2 ** (-8 * h / heads)` for head h from 1 (section 3 of the paper).
+    """Return the ALiBi slope of each query head, `[heads]`: what the head subtracts from a logit per token of distance.
+    For powers of 2, it is `2 ** (-8 * h / heads)` for head h from 1 (section 3 of the paper).
 
     Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
     next larger one, as in the authors' code and the BLOOM and MPT models.

@@ -84,7 +84,7 @@ def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
 
 
 def _forget_on_change(name: str) -> Callable[..., Any]:
-    """Return the in-place method `name`, which also clears the origin."""
+    """Return an override of the in-place method `name` that also clears the origin."""
 
     def change(self: TrackedArray, *args: Any) -> Any:
         self.origin = None
@@ -123,7 +123,7 @@ class WrittenTail:
 class TailWriter:
     """Writes new keys and values into the tail by a kernel made by `factory`, for layers whose norms and rotary
     modules it tracks. With `check`, a variant is compared with float64 at first use. Only the thread that evaluates
-    the steps may use it.
+    the steps may use it, but any thread may run its checks.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
@@ -201,7 +201,7 @@ class TailWriter:
         self._rotated_arrays.clear()
 
     def _untrack_unused(self) -> None:
-        """Stop tracking the modules whose arrays no write could use, since a tracked array is a copy if it is read."""
+        """Stop tracking the modules whose arrays no write could use, since reading a tracked array costs a copy."""
         for module_id, (module, kind) in self._tracked_modules.items():
             if module_id not in self._used_module_ids:
                 module.__class__ = kind
@@ -218,7 +218,7 @@ class TailWriter:
 
     def write(self, keys: mx.array, values: mx.array | None, tail: Slab | None) -> WrittenTail | None:
         """Return a layer's tail with its new keys and values `[rows, kv_heads, 1, dim]` written; None if the kernel
-        cannot compute them. `tail` is the one before; None begins one.
+        cannot compute them. `tail` is the one before; None: a new one begins.
         """
         kernel_inputs = self._match_kernel_inputs(keys, values)
         if kernel_inputs is None or self._packed_positions is None or not self._serves(kernel_inputs[0].variant):

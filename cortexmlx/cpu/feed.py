@@ -17,7 +17,7 @@ import mlx.core as mx
 
 class EarlyEvaluator:
     """Starts to compute a step's arrays on a CPU while the step is still being built. `hand_over` starts computing
-    them; `wait_seconds` adds up how long the calls of that took.
+    them; `wait_seconds` is how long its calls have taken in sum.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ class HostGroup:
     """
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
-        """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost
-        while nobody waits for it, too. Raises HostRefused for hosts that are none, and InvalidRequest for what the
+        """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost,
+        even if nobody waits for it. Raises HostRefused for hosts that are none, and InvalidRequest for what the
         environment sets.
         """
         self._config = config
@@ -271,7 +271,7 @@ Part = tuple[LayerGroup, ...]
 
 
 def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
-    """Return each rank's layer groups, all with the same groups in one order; one that a rank lacks has no layers."""
+    """Return each rank's layer groups: the same, in one order, for all ranks. One that a rank lacks has no layers."""
     parts = [tuple(part) for part in parts]
     specs = list(dict.fromkeys(group.spec for part in parts for group in part))
     layers = [{group.spec: group.layers for group in part} for part in parts]

@@ -60,7 +60,7 @@ class HostedModel:
     )
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads that watch the workers use it. Raises what
+        """`wake(call)` has `call` carried out between two steps. Threads that watch the workers use it. Raises what
         `Engine` raises, HostRefused and HostLost.
         """
         self._config = config
@@ -81,7 +81,7 @@ class HostedModel:
             raise
 
     def _recover_from_loss(self, core: Any, epoch: int, loss: HostLost) -> None:
-        """Recover from a worker's loss that was noticed outside of a step, unless a step or a start met it since."""
+        """Recover from a worker's loss, noticed outside of a step, unless a step or a start met the loss since."""
         if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(loss)
 
@@ -166,7 +166,7 @@ class HostedModel:
         """Do nothing: there is no store."""
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
-        """Return None: its workers have no draft head."""
+        """Return None: the workers have no draft head."""
         return None
 
     def restart_workers(self) -> None:

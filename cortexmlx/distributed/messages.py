@@ -319,7 +319,7 @@ class CallAnswer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
     @property
     def value(self) -> Value:
-        """The value that the call is answered by: the one field that is set, or None."""
+        """The value that the call is answered by: the one value field that is set, or None."""
         values = (self.yes, self.info, self.arranged, self.result, self.refused, self.buffers, self.error)
         return next((value for value in values if value is not None), None)
 
@@ -335,7 +335,7 @@ _ANSWER_FIELDS: dict[type, str] = {
 
 
 def answer_with(number: int, value: Value, state: RankState | None = None, digest: bytes | None = None) -> CallAnswer:
-    """Make an answer whose field for values of this type is set."""
+    """Make an answer with `value` in the field for values of its type."""
     value_field = {} if value is None else {_ANSWER_FIELDS.get(type(value), "error"): value}
     return CallAnswer(number, state=state, digest=digest, **value_field)  # type: ignore[arg-type]
 

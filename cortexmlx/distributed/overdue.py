@@ -169,9 +169,9 @@ class HangDetector:
             times.last_answer_time = now
 
     def find_overdue(self, now: float, processor_seconds: Sequence[float | None]) -> OverdueCall | None:
-        """Return the oldest call if it is overdue, and was so the last time. `processor_seconds`: seconds of processor
-        time that each rank has used so far. Call it several times a second while answers are awaited, after those that
-        are there were taken: if this process itself was stopped for long, the answers come between two looks.
+        """Return the oldest call if it is overdue, and was so at the last look. `processor_seconds`: seconds of
+        processor time that each rank has used so far. Call it several times a second while answers are awaited, after
+        those that are there were taken: if this process itself was stopped for long, the answers come between looks.
         """
         waiting_ranks = [rank for rank, pending in enumerate(self._ranks) if pending.open]
         oldest_call = min((self._ranks[rank].open[0][0] for rank in waiting_ranks), default=0)

@@ -36,7 +36,7 @@ _SHARDING_WAYS = {
 
 
 class OpenedRank:
-    """A rank's part of a model, loaded, from which its runner is made."""
+    """A rank's part of a model, loaded, from which the rank's runner is made."""
 
     def __init__(
         self,

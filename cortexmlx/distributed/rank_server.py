@@ -150,7 +150,7 @@ class _CallHandler:
         return self._plan
 
     def _carry_out(self, asks: AnyCall) -> Value:
-        """Carry out any other call, and return the value of its answer."""
+        """Carry out a call that neither starts a part of a step nor closes. Return the value of its answer."""
         match asks:
             case Open(options):
                 self._opened_rank = self._open_rank(options)

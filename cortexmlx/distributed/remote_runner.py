@@ -356,7 +356,7 @@ class RankChannels:
         return self._failure is not None or self._is_sending
 
     def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
-        """Send all ranks a call, or each its own or none. Return its number and the last message. Raises HostLost."""
+        """Send one call to all ranks, or each its own or nothing. Return number and last message. Raises HostLost."""
         self._raise_if_ended()
         self._number += 1
         calls = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)

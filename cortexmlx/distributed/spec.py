@@ -137,7 +137,7 @@ def _parse_host(entry: Any, label: str) -> Host:
 
 
 def _parse_devices(value: Any, label: str) -> str | tuple[str, ...] | None:
-    """Parse the RDMA devices of a host to another one: a name, several, or None for itself."""
+    """Parse the RDMA devices by which a host reaches another one: a name, or several; None for the host itself."""
     return value if value is None or isinstance(value, str) else _check_strings(value, label)
 
 

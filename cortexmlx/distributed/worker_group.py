@@ -163,7 +163,7 @@ class WorkerChannel:
     def __init__(
         self, rank: int, links: Sequence[WorkerLink], processes: WorkerProcesses, names: Sequence[str]
     ) -> None:
-        """`links` are those of all ranks: which of them was ended where tells why."""
+        """`links` are those of all ranks: the side on which one was ended tells why."""
         self._link = links[rank]
         self.name = self._link.name
         self._links = links

@@ -69,7 +69,7 @@ def without_side_effects() -> Iterator[None]:
 
 
 def leave_tokenizers_out() -> None:
-    """Have this process load models without transformers, which takes a second: it tokenizes nothing."""
+    """Have this process, which tokenizes nothing, load models without transformers, whose import takes a second."""
     enter_mlx_lm()
 
     def load(*arguments: object, **options: object) -> Any:

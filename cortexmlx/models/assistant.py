@@ -60,7 +60,7 @@ class Assistant(nn.Module):  # type: ignore[misc]
         positions: mx.array,
         find_keys: Callable[[int], tuple[Any, Any]],
     ) -> tuple[mx.array, mx.array]:
-        """Return the states `[T, 1, backbone]` that take the place of `hidden` for the token after, and those that
+        """Return the states `[T, 1, backbone]` that are `hidden` in the call for the token after, and the states that
         `choose` takes, `[T, 1, h]`.
 
         `hidden` `[T, 1, backbone]` are the assisted model's states after its last norm, at `positions` `[T]`.
@@ -94,7 +94,7 @@ class Assistant(nn.Module):  # type: ignore[misc]
 
 
 class _Layers(nn.Module):  # type: ignore[misc]
-    """The embedding, which is the output head, too, and the layers, under the names of the checkpoint."""
+    """The embedding, usually also the output head, and the layers, under the names of the checkpoint."""
 
     def __init__(self, args: gemma4_text.ModelArgs) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def _language_model(model: nn.Module) -> Any:
 
 
 def _find_target_layers(args: gemma4_text.ModelArgs, language_model: Any) -> list[int]:
-    """Return for each layer of an assistant the model's last layer of its kind that has keys and values of its own."""
+    """Return, for each layer of an assistant, the model's last layer of the same kind with its own keys and values."""
     wanted = language_model.args
     own_layers = wanted.layer_types[: wanted.num_hidden_layers - wanted.num_kv_shared_layers]
     last = {kind: index for index, kind in enumerate(own_layers)}

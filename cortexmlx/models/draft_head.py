@@ -176,7 +176,7 @@ def _load(head_tensors: Mapping[str, Path], prefix: re.Pattern[str]) -> dict[str
 
 
 def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn.Module) -> dict[str, mx.array]:
-    """Return the tensors of one layer more under our names, in the layout that mlx-lm gives the layer before it. The
+    """Return the extra last layer's tensors under our names, in the layout that mlx-lm gives the layer before it. The
     copies of the model's embedding and output head are left out.
     """
     before, layer, converted = f"model.layers.{model.args.num_hidden_layers - 1}.", {}, {}
@@ -227,7 +227,7 @@ def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) ->
 def quantize_head(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
 ) -> None:
-    """Put quantized layers in place of those of `head` whose weights are packed in the files. Their bits are in
+    """Replace the layers of `head` whose weights are packed in the files by quantized layers. Their bits are in
     `settings` by path, or in the shapes. The names in the files have a `prefix`. Raises ModelCorrupt if they do not
     fit.
     """

@@ -31,7 +31,7 @@ def load_folder(
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     """Load the model of a folder: return the model, its tokenizer, its config and notes for the user. Weights are
     evaluated on this thread. With `lazy`, a part of a model is loaded: weights are not read yet, and the tokenizer is
-    None, which the controller has.
+    None: the controller has it.
 
     `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
@@ -111,7 +111,7 @@ def _no_weights_error(folder: Path) -> CortexError:
 
 @contextmanager
 def translate_weight_errors(folder: Path) -> Iterator[None]:
-    """Raise ModelCorrupt in place of the errors with which mlx fails to read weights in this context."""
+    """Context: raise ModelCorrupt in the place of the errors with which mlx fails to read weights."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -124,7 +124,7 @@ def _is_embedding_model(folder: Path) -> bool:
 
 
 class _WithoutPatterns(type(Path())):  # type: ignore[misc]
-    """A folder for mlx-lm, which finds its weights by a pattern, and would read `m[1]` in it as `m1`."""
+    """A folder's path for mlx-lm, which finds weights by a pattern, and would read `m[1]` in the path as `m1`."""
 
     def __truediv__(self, name: Any) -> Path:
         """Return the path of a file, or the pattern of files, in which the folder's own name is no pattern."""

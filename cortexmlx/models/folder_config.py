@@ -68,7 +68,7 @@ def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two config.json are of one model with a draft head, perhaps quantized in two ways."""
+    """Return whether two config.json are of one model with a draft head, perhaps quantized differently."""
     stated = []
     for each in (config, other):
         text = each.get("text_config") or each
@@ -84,7 +84,7 @@ def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
 
 
 def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than tensors. Building them takes minutes, then fails."""
+    """Raise ModelCorrupt if config.json asks for more layers than there are tensors. Building them takes minutes."""
     for name, layers in _stated_layers(config):
         if layers > tensors:
             raise ModelCorrupt(
@@ -170,7 +170,7 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return a message's end naming the settings missing in config.json; None if `error` means something else."""
+    """Return a message's end that names settings which config.json lacks; None if `error` means something else."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None
@@ -232,7 +232,7 @@ def stated_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def ignored_window(config: Mapping[str, Any]) -> int | None:
-    """Return the window in tokens, own included, that transformers applies but mlx-lm ignores; None if they agree."""
+    """Return the window of tokens, newest included, that transformers applies, not mlx-lm; None if they agree."""
     for source in language_configs(config):
         value = source.get("sliding_window")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

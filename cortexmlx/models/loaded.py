@@ -91,7 +91,7 @@ def _files_to_hash(path: Path) -> list[Path]:
 
 
 def _hash_file(digest: Any, path: Path) -> None:
-    """Add a file to the hash: its size, and all of it or samples."""
+    """Add a file to the hash: its size, and all its bytes or samples of them."""
     size = path.stat().st_size
     digest.update(b"\0%d\0" % size)
     with path.open("rb") as file:

@@ -144,7 +144,7 @@ def _find_tensor_obstacle(model: Any, hosts: int) -> str | None:
 
 
 def _is_divided(count: int, new_count: int, hosts: int) -> bool:
-    """Return whether a count was kept or evenly divided. One below `hosts` may become 1, which the class repeats."""
+    """Return whether a count was kept or evenly divided. A count below `hosts` may become 1: the class repeats it."""
     is_repeated = new_count == 1 and 0 < count < hosts and hosts % count == 0
     return new_count == count or new_count * hosts == count or is_repeated
 

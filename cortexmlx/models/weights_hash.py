@@ -20,8 +20,8 @@ ArrayLocation = tuple[str, tuple[int, ...], Any, int]
 
 
 class WeightsHash:
-    """The hash of a model's weight files, computed in the background from loading on; None if a program has changed
-    the arrays.
+    """The hash of a model's weight files, computed in the background from loading on. Its value is None if a program
+    has changed the arrays.
 
     `load_model` calls `begin` and `hold_arrays`. Whoever receives the model calls `check_arrays` before using the
     model. All calls are made on the thread that loads. Only the callback of `when_ready` runs on another thread.
@@ -46,8 +46,8 @@ class WeightsHash:
         self._held_arrays = {name: _locate_array(array) for name, array in arrays}
 
     def check_arrays(self, model: Any) -> None:
-        """Drop the hash if the model's arrays are no longer the held ones, and release these. What the engine makes of
-        the arrays after loading is the same in every process.
+        """Drop the hash if the model's arrays are no longer the held ones. Release the held ones. What the engine
+        makes of the arrays after loading is the same in every process.
         """
         held_arrays, self._held_arrays = self._held_arrays, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())

@@ -39,8 +39,8 @@ class RowClass(NamedTuple):
 
 
 def row_classes(shape: ProductShape, mlx_limit: int | None) -> list[RowClass]:
-    """Return the classes of a product's rows. None has rows on both sides of `mlx_limit`, where MLX's kernels change,
-    or of a tile of ours.
+    """Return the classes of a product's rows. No class has rows on both sides of `mlx_limit`, where MLX's kernels
+    change, or of a tile of ours.
     """
     bounds = {*(ROWS if shape.experts is None else PAIRS)}
     if mlx_limit is not None and 2 < mlx_limit <= max(bounds):
@@ -50,7 +50,7 @@ def row_classes(shape: ProductShape, mlx_limit: int | None) -> list[RowClass]:
 
 
 def mlx_row_limit(shape: ProductShape, architecture: tuple[int, str] | None) -> int | None:
-    """Return from how many rows on (with experts: pairs) MLX 0.32 reads a weight once for many of them, on a GPU of
+    """Return from how many rows on (with experts: pairs) MLX 0.32 reads a weight once for many rows, on a GPU of
     this architecture (`gpu_architecture`); None without a GPU.
 
     With fewer, it computes each row anew: just below the limit our kernel gains most.
@@ -94,8 +94,8 @@ class ProductChoices:
 def product_jobs(
     products: QuantizedProducts, dtype: str, architecture: tuple[int, str] | None
 ) -> dict[tuple[ProductShape, RowClass], TuningJob]:
-    """Return an autotuning job per product shape and class of rows on a GPU of this architecture: those first of which
-    most is expected for a second of timing. MLX's kernel is the default.
+    """Return an autotuning job per product shape and class of rows on a GPU of this architecture. The jobs that promise
+    most for a second of timing come first. MLX's kernel is the default.
 
     A class is timed with its fewest rows. MLX's time grows with the rows and ours hardly, so our kernel is chosen only
     where it is the faster one for all of them.
@@ -127,7 +127,7 @@ def _expected_reads(shape: ProductShape, rows: RowClass, mlx_limit: int | None) 
 def _make_prepare(
     shape: ProductShape, modules: list[nn.Module], rows: int, products: QuantizedProducts | None
 ) -> Callable[[], Callable[[], object]]:
-    """Return a candidate's `prepare`, for a run of the modules' products by our kernel in `products`; None: by MLX."""
+    """Return `prepare` of a candidate for the modules' products: by our kernel in `products`, or by MLX (None)."""
 
     def prepare() -> Callable[[], object]:
         if products is not None and not products.approves(shape, rows):

@@ -64,7 +64,7 @@ class QuantizedProducts:
 
     def share_inputs(self, run_lazily: Callable[[], object]) -> int:
         """Let linear modules that get the same array be one product for a lone row, as far as there is memory to join
-        their weights. `run_lazily` builds a pass without computing it. Return how many products a step has less.
+        their weights. `run_lazily` builds a pass without computing it. Return how many products this saves a step.
         """
         self.calls = []
         try:
@@ -87,7 +87,7 @@ class QuantizedProducts:
         return saved
 
     def keep_shared(self) -> None:
-        """Give the modules their own classes back, unless they share an input: our kernel is not used."""
+        """Give the modules that share no input their own classes back, because our kernel is used for no product."""
         kept = [entry for entry in self._modules if entry[0].product.shared is not None]
         self._modules = [entry for entry in self._modules if entry[0].product.shared is None]
         self.remove()

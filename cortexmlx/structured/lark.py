@@ -53,7 +53,7 @@ def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str =
 
 
 def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:
-    """Return a rule part for free text without the tag `close`, and its rules besides those of `text_up_to_rules`."""
+    """Return a rule part for free text without the tag `close`, and its rules that `text_up_to_rules` does not have."""
     if isinstance(split_specials(close, specials)[0], int):
         return f"{name.upper()}_TEXT", []
     return f"{name.upper()}_REST", [f"{name.upper()}_REST: {text_without(close)}"]
@@ -83,7 +83,7 @@ def tag_after_blanks(text: str, specials: Specials) -> str:
 
 
 def exclude_beginning(first: str) -> str:
-    """Return a terminal part that excludes texts beginning with `first`, even after blanks; empty for an empty one."""
+    """Return a terminal part that excludes texts beginning with `first`, even after blanks; empty without `first`."""
     return f" & ~/[\\s\\x1C-\\x1F]{{0,{MAX_BLANKS}}}{escape_regex(first)}{ANY}/" if first else ""
 
 

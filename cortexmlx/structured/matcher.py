@@ -123,8 +123,8 @@ class Matcher:
         return self._forced_run
 
     def write_masks(self, drafts: Sequence[int], masks: Masks) -> None:
-        """Write the mask of the next token, and one for each token after a draft, as if those before were accepted.
-        Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for
+        """Write the mask of the next token, and one for each token after a draft, as if the drafts before it were
+        accepted. Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for
         another reason, no token is allowed. A job that comes there asks again without drafts, and meets the error
         itself.
         """
@@ -143,7 +143,7 @@ class Matcher:
                 return
 
     def _compute_forced(self, ll_matcher: Any) -> Sequence[int]:
-        """Return the tokens that an llguidance matcher forces next; none if this is off."""
+        """Return the tokens that an llguidance matcher forces next; no tokens if forcing is off."""
         run = tuple(ll_matcher.compute_ff_tokens()) if self._uses_forced_tokens else ()
         self.grammar.tokenizer_failure.reraise()
         return run
@@ -209,7 +209,7 @@ def _allow_only(mask: Mask, token: int) -> None:
 
 
 def _fill_rows(matchers: list[tuple[Any, int]], masks: Masks) -> None:
-    """Compute one mask for each matcher and its row."""
+    """Compute the mask of each matcher, into its row of `masks`."""
     _executor().unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.shape[1] * 4, len(masks))
 
 

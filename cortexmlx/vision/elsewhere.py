@@ -136,13 +136,13 @@ def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
 
 
 def _shut(sock: socket.socket) -> None:
-    """End what a thread waits for."""
+    """Shut a socket down, so that a thread stops waiting for it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _address_of(host: str, port: int, end: float) -> str:
-    """Return an address of a host that anybody on the internet could ask, or the host if it is an address itself."""
+    """Return a public address on the internet that a host has, or the host if it is an address itself."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     answer = Future[list[Any]]()

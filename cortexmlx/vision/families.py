@@ -17,7 +17,7 @@ from cortexmlx.vision.towers import Tower
 
 @dataclass(frozen=True)
 class Family:
-    """How models see."""
+    """How the models of a family see images."""
 
     read_tower: Callable[..., Tower | None]
     """Reads the tower of a model's folder: see `qwen.read_tower`."""

@@ -319,7 +319,7 @@ class _Block3(Block):
 
 
 def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> Pieces:
-    """Return what the language model, which multiplies it by `scale`, takes for the states of an image's tokens."""
+    """Return embeddings made of image tokens' states, divided by `scale`: the language model multiplies by it."""
     make = lambda states: part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale  # noqa: E731
     return (yield from in_pieces(make, count_weights(part), states))
 
@@ -366,7 +366,7 @@ def _read_sizes(stated: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[
 
 
 def _refuse_others(stated: Mapping[str, Any], **is_known: bool) -> None:
-    """Raise ModelUnsupported for what is not known."""
+    """Raise ModelUnsupported for settings of which `is_known` is false, with their `stated` values."""
     if wrong := [name for name, known in is_known.items() if not known]:
         values = ", ".join(f"{name} {stated.get(name)!r}" for name in wrong)
         raise ModelUnsupported(f"the vision_config in config.json has {values}: no tower with that is known")

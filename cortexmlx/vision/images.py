@@ -602,7 +602,7 @@ def _tower_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the file and its settings of images: processor_config.json goes first, as in transformers."""
+    """Return the file with the settings of images, and its settings: processor_config.json first, like transformers."""
     path = folder / "processor_config.json"
     if path.is_file() and isinstance(settings := read_json_object(path).get("image_processor"), dict):
         return path, settings

@@ -193,7 +193,7 @@ class _Perceptron(nn.Module):  # type: ignore[misc]
 
 
 class _Merger(_Perceptron):
-    """Joins the neighbouring patches of a token. Those of deepstack features have their norm after the joining."""
+    """Joins the neighbouring patches of a token. A merger of deepstack features has its norm after the joining."""
 
     def __init__(self, config: TowerConfig, *, is_norm_after: bool) -> None:
         joined = config.hidden_size * config.spatial_merge_size**2
@@ -219,7 +219,7 @@ def read_tower(
 
 def rope_positions(length: int, spans: Sequence[PlacedImage]) -> tuple[IntArray, list[int]]:
     """Return the positions `[3, length]` of a prompt's tokens, by frame, row and column, and one delta for each image:
-    what a token after it, and before the next one, has as its position less its index.
+    position minus index of the tokens between that image and the next.
 
     The three are the same for text. An image of r rows and c columns begins at the next position, and takes max(r, c)
     of them (transformers' `get_rope_index`).

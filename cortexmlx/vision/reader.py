@@ -87,8 +87,8 @@ class ImageReader:
         return {**message, "content": [content[1], content[0]]} if shows == [False, True] else message
 
     def write(self, part: Mapping[str, Any]) -> str:
-        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none, or if
-        the prompt's images are too large together.
+        """Return the mark that stands for the image of a message's part. Raises InvalidRequest if the part has none, or
+        if the prompt's images are too large together.
         """
         source = _source_of(part)
         digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else None
@@ -113,8 +113,8 @@ class ImageReader:
         return self._mark.format(image.key.hex())
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by its source, or the one that is there already with the same key. Return it. Raises
-        InvalidRequest if there are too many others.
+        """Remember an image by its source, or, if it is there already, the one with the same key. Return the remembered
+        one. Raises InvalidRequest if there are too many others.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
@@ -131,8 +131,8 @@ class ImageReader:
         return image
 
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
-        """Return the texts of a text with marks, and the tokens of the images between them; None: it has no marks. The
-        first part is a text.
+        """Split a text at its marks. Return the parts: texts, and in the place of marks the tokens of images. The first
+        part is a text. Return None for a text without marks.
         """
         parts = self._pattern.split(text)
         if len(parts) == 1:

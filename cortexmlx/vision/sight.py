@@ -56,7 +56,7 @@ class Sight:
         self._token_bytes = norm.nbytes * (1 + tower.deep_layers)
 
     def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
-        """Have the text part look here in each step, and `more_layers`, such as a draft head's: see `StepImages`. Call
+        """Have the text part and `more_layers`, such as a draft head's, look here in each step: see `StepImages`. Call
         it once, after all else that changes modules.
         """
         self._step.install(self._model, self.tower, more_layers)
@@ -64,8 +64,8 @@ class Sight:
     # -- features -----------------------------------------------------------------------------------------------------
 
     def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
-        """Have the features of images computed by the next calls of `advance`, of as many as are kept together. Return
-        the last of these images to wait for; None if all are there. These stay until the next call of `advance`.
+        """Have the next calls of `advance` compute features of images, as many as are kept together. Return the last
+        image to wait for; None if all are there. Features that are there stay until the next call of `advance`.
         """
         wanted, size = dict[bytes, PreparedImage](), 0
         for image in images:
@@ -111,7 +111,7 @@ class Sight:
         self._end_first()
 
     def _end_first(self) -> None:
-        """Go on with the next image."""
+        """Drop the first image that waits, so that the next one is current."""
         self._pieces = None
         self._waiting.popleft()
 
@@ -156,7 +156,7 @@ class Sight:
 
 
 class StepImages:
-    """What the layers of the text part do otherwise in a step with tokens of images: rotary positions have three axes,
+    """What layers of the text part do differently in a step with tokens of images: rotary positions have three axes,
     and the first layers' outputs get features of the tower's inner layers (`deep` `[T, 1, h]` each).
     """
 
@@ -172,7 +172,7 @@ class StepImages:
         self.deep = []
 
     def install(self, model: nn.Module, tower: Tower, more_layers: Sequence[nn.Module]) -> None:
-        """Have the rotary modules and the first layers of a model look here. Its class stays as it is."""
+        """Have the rotary modules and the first layers of a model look here. The model's class stays as it is."""
         if not tower.turns_by_axes:
             return
         args = model.language_model.args

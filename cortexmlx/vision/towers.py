@@ -99,11 +99,11 @@ class Tower(nn.Module):  # type: ignore[misc]
         return None
 
     def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
-        """Return the features of states behind the last block, or those that a `merger` makes."""
+        """Return the features made of states: behind the last block, or by a `merger` of deepstack features."""
         raise NotImplementedError
 
     def _go_through(self, block: Block, hidden: mx.array, cosine: mx.array, sine: mx.array, frame: int) -> Pieces:
-        """Take the states of an image, with so many patches in a frame, through a block."""
+        """Take the states of an image through a block. `frame` is the number of patches in a frame."""
         weights = count_weights(block)
         queries, *others = yield from in_pieces(block.project, weights, hidden, cosine, sine)
         keys, values = (mx.contiguous(each.swapaxes(0, 1)).swapaxes(0, 1) for each in others)  # once
@@ -127,8 +127,8 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: int = 0) -> Pieces:
-    """Return what `make` makes of arrays, an array or a tuple of some, whose rows it treats one by one: piece by piece.
-    A row meets so many `numbers`: of weights, and in attention with heads of `dim` of keys and values.
+    """Return the result of `make(*arrays)`, an array or a tuple, computed in pieces of some rows: no row needs another.
+    Each row meets so many `numbers`: of weights, and, in attention with heads of `dim`, of keys and values.
     """
     count = max((MAX_FUSED_PRODUCTS if is_fused(dim) else MAX_PRODUCTS) // numbers, 1)
     parts: list[Any] = []
@@ -141,8 +141,8 @@ def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: in
 
 
 def run(pieces: Pieces, until: float | None = None) -> Any:
-    """Go on with work, a piece at least, and others that should end by that time: each is expected to take as long as
-    the one before. Return its result; None if it is not done.
+    """Go on with work: one piece at least, and more that should end at the time `until`. A piece is expected to take as
+    long as the one before. Return the result of the work; None if it is not done.
     """
     while True:
         begin = time.perf_counter()
@@ -167,8 +167,8 @@ def is_fused(dim: int) -> bool:
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float | None = None) -> mx.array:
-    """Return what patches `[patches, heads, dim]` see of others, `[patches, heads * dim]`. `scale` is the factor of
-    products; None: `dim ** -0.5`.
+    """Return the attention `[patches, heads * dim]` of patches `[patches, heads, dim]` to others. `scale` is the factor
+    of products; None: `dim ** -0.5`.
     """
     patches, count_heads, dim = queries.shape
     scale = dim**-0.5 if scale is None else scale
@@ -201,7 +201,7 @@ def load_tower(
 ) -> Any:
     """Read the tensors in `folder` whose names begin as `prefix` says, into the tower that `make_tower` makes without
     weights. Evaluate it on this thread. Return None if there are none, or if config.json says nothing of a tower.
-    `kernel` is the name of its convolution's, None without one.
+    `kernel` is the name of its convolution's weights, or None.
 
     The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not without `keep_packed`.
 

@@ -124,7 +124,7 @@ class WorkerProcesses:
         return worker_lines or list(self._ring_lines) or launchers
 
     def failed_ranks(self) -> dict[int, str]:
-        """Return how each rank ended that failed by itself, as far as the launcher has reported."""
+        """Return, for each rank that failed by itself, how it ended, as far as the launcher has reported."""
         failures: dict[int, str] = {}
         for index, exit_report in enumerate(self._reported_exits()):
             rank, code = int(exit_report["rank"]), exit_report.get("code")
@@ -204,7 +204,7 @@ class WorkerProcesses:
         self._keep_line(rest)
 
     def _keep_line(self, line: bytes) -> None:
-        """Sort a line of output: keep a worker's or launcher's, apart from MLX's ring and the launcher's tracebacks."""
+        """Keep a line of output, MLX's ring's apart from all others. Those of the launcher's tracebacks are dropped."""
         text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         text = "".join(c if c.isprintable() else " " for c in text)
@@ -252,7 +252,7 @@ def _mlx_launch_command(hosts: Hosts, file: Path, variables: Sequence[str], work
 
 
 def _mpirun_command(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
-    """Return the command line of Open MPI's own launcher: `mlx.launch` writes options that only its version 5 has."""
+    """Return the command line of Open MPI's own launcher: `mlx.launch` writes options that only Open MPI 5 has."""
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         raise HostRefused("the backend mpi needs mpirun, which is not on the PATH: install Open MPI, or use the ring")

@@ -81,7 +81,7 @@ class HandshakeFault(StrEnum):
 
 
 class HandshakeError(Exception):
-    """The controller refuses a connection, and tells the other side at most this protocol's version."""
+    """The controller refuses a connection. A worker with the key is told why, others at most the protocol's version."""
 
     def __init__(self, kind: HandshakeFault, detail: str = "") -> None:
         super().__init__(f"{kind.value} ({detail})" if detail else kind.value)
@@ -135,7 +135,7 @@ def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> 
 
 
 def introduce_worker(key: bytes, hello: Hello, identity: Identity) -> HandshakeSide[None]:
-    """The worker's handshake side. Raises HostRefused, with the controller's reason or why it is not the right one."""
+    """The worker's side of the handshake. Raises HostRefused if the controller refuses, or is another one."""
     fields = hello.pack()
     yield MAGIC + fields
     magic = yield len(MAGIC)

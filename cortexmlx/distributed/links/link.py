@@ -125,8 +125,8 @@ class WorkerLink:
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
         """Have `action` called once when the link is lost, even if no thread sends or receives. It is called on
-        another thread, soon after `silence_seconds`; at once if the link is lost already; not after this side's own
-        `close`.
+        another thread, soon after `silence_seconds`; at once and on this thread if the link is lost already; not
+        after this side's own `close`.
         """
         with self._state:
             if self._loss_reason is None:

@@ -212,7 +212,7 @@ class Listener:
         self._selector.register(connection, selectors.EVENT_READ, partial(self._continue_handshake, visitor))
 
     def _continue_handshake(self, visitor: PendingConnection) -> None:
-        """Continue a handshake with what has arrived, and take the worker in if it is complete."""
+        """Continue a handshake with what has arrived. Take the worker in if the handshake is complete."""
         if visitor not in self._visitors:
             return  # Refused by an earlier event of this round.
         try:
@@ -270,7 +270,7 @@ class Listener:
         return None
 
     def _add_worker(self, visitor: PendingConnection, hello: Hello) -> None:
-        """Keep an accepted worker's connection, and make its link if it is the second one."""
+        """Keep an accepted worker's connection. Make the worker's link if both connections are there."""
         rank, connection = hello.rank, visitor.connection
         if hello.purpose is ConnectionPurpose.MESSAGES:
             if rank in self._halves:  # A worker that began again.

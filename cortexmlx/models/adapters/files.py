@@ -108,7 +108,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def find_adapter_file(folder: Path) -> str | None:
-    """Return an adapter's weights file name in a model's folder; None without one. It has no effect on the model."""
+    """Return the name of an adapter's weights file in a model's folder, or None. The model is loaded without it."""
     return next((name for name in (WEIGHTS_FILE, PEFT_WEIGHTS_FILE) if (folder / name).is_file()), None)
 
 
@@ -118,7 +118,7 @@ def file_changed_error(file: Path) -> ModelCorrupt:
 
 
 def _wait_for_stamp(file: Path) -> FileStamp | None:
-    """Return a file's stamp once it would show a change; None without it. Raises ModelCorrupt if it keeps changing."""
+    """Return a file's stamp once it would show a change; None without a file. Raises ModelCorrupt if changes go on."""
     for _ in range(_TRIES):
         stamp = _read_stamp(file)
         if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLE_SECONDS:

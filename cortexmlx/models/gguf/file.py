@@ -345,7 +345,7 @@ class GGUFMetadata:
         return value
 
     def arch_integer(self, key: str, default: int | None = None) -> int:
-        """Return the architecture's positive integer under `key`, or `default`. Raises ModelCorrupt without one."""
+        """Return the architecture's positive integer `key`, or `default`. Raises ModelCorrupt if there is neither."""
         full_key = f"{self.architecture}.{key}"
         if isinstance(self.header.metadata.get(full_key), list):
             raise ModelUnsupported(f"{self.file}: {full_key!r} differs from layer to layer, which is not served here.")
@@ -357,7 +357,7 @@ class GGUFMetadata:
         return value
 
     def arch_number(self, key: str, default: float | None = None) -> float:
-        """Return the architecture's positive number under `key`, or `default`. Raises ModelCorrupt without one."""
+        """Return the architecture's positive number `key`, or `default`. Raises ModelCorrupt if there is neither."""
         full_key = f"{self.architecture}.{key}"
         value = self.header.metadata.get(full_key, default)
         if value is None:

@@ -96,7 +96,7 @@ def _convert_q4_1(blocks: Bytes) -> QuantizedGroups:
 
 
 def _join_fifth_bits(high: Bytes, packed: Bytes) -> Bytes:
-    """Return packed 5-bit codes of their fifth bits `high` and their lower four bits `packed`."""
+    """Return packed 5-bit codes, made of the fifth bits `high` and the lower four bits `packed`."""
     bits = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
     return _pack_five_bits(_split_nibbles(packed) | bits << np.uint8(4))
 
@@ -176,7 +176,7 @@ def _split_two_bits(packed: Bytes) -> Bytes:
 
 
 def _apply_scales(scales: Floats, codes: NDArray[Any]) -> Floats:
-    """Multiply the 16 values of each of `[n, 16]` scales by it: `[n, 16, 16]`."""
+    """Multiply the 16 values that belong to each of the scales `[n, 16]` by that scale: `[n, 16, 16]`."""
     return scales[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
 
 

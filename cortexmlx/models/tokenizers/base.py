@@ -142,7 +142,7 @@ class Tokenizer(ABC):
         return self._token_text(self._special.unk_id)
 
     def _token_text(self, token_id: int | None) -> str | None:
-        """Return the text of a token id; None without an id."""
+        """Return the text of a token id; None for None."""
         return None if token_id is None else self._tokens[token_id]
 
     @property

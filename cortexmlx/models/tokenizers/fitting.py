@@ -57,7 +57,7 @@ class ConversationFitter:
         return render(repaired_messages)
 
     def _apply_needed(self, messages: TemplateMessages, repairs: Sequence[TemplateRepair]) -> TemplateMessages:
-        """Return the messages after those of the `repairs` that the template needs."""
+        """Apply those of the `repairs` that the template needs. Return the messages."""
         for repair in repairs:
             if self._repair_needed.get(repair, True):
                 repaired = repair.apply(messages)
@@ -248,8 +248,8 @@ def _tool_calls(message: TemplateMessage) -> list[TemplateMessage]:
 
 
 def _replace_call_ids(messages: TemplateMessages, identify: Callable[[TemplateMessage, int], str]) -> TemplateMessages:
-    """Replace the ids of all calls and their results. `identify` returns the id for a call and the number of calls
-    before it.
+    """Replace the ids of all calls and their results. `identify` takes a call and the number of calls
+    before it, and returns the new id.
 
     A result belongs to the last call with its id. One with an unknown id, or of several calls with one id, belongs to
     the first of the last calls that has no result yet.
@@ -349,7 +349,7 @@ def _sort_results(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _split_calls(messages: TemplateMessages) -> TemplateMessages:
-    """Split an answer with several calls into answers with one call each, and its result after it."""
+    """Split an answer with several calls into answers with one call each, followed by that call's result."""
     new_messages: list[TemplateMessage] = []
     rest = list(messages)
     while rest:
@@ -374,7 +374,7 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move texts beside calls into the thoughts: gpt-oss's template writes one of both, and Gemma 4's ends the turn."""
+    """Move texts beside calls into the thoughts: gpt-oss's template writes only one, and Gemma 4's ends the turn."""
 
     def moved(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and (text := _message_text(each))):
@@ -394,7 +394,7 @@ def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
-    """Write calls into the texts of their answers, as LFM2's does, whose template leaves them out."""
+    """Write calls into the texts of their answers in LFM2's format, for its template, which leaves calls out."""
 
     def written(each: TemplateMessage) -> TemplateMessage:
         if not (calls := _tool_calls(each)):
@@ -407,7 +407,7 @@ def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _unless_same(new_messages: TemplateMessages, messages: TemplateMessages) -> TemplateMessages:
-    """Return the new messages; the old ones if none is another."""
+    """Return the new messages; the old ones if no message was replaced."""
     return messages if all(map(is_, new_messages, messages)) else new_messages
 
 

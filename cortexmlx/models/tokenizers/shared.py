@@ -84,7 +84,7 @@ class SharedTokenizer:
         return zero_bound() if self._takes_turns else self._tokenizer.token_lower_bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`. Long texts are encoded one at a time: it takes up to 250 bytes a character."""
+        """Return the ids of `text`. Long texts are encoded one at a time: one takes up to 250 bytes a character."""
         if self.images is not None and (parts := self.images.split(text)) is not None:
             before, *after = ([*part] if isinstance(part, tuple) else self._encode(part, False) for part in parts[1:])
             return [*self._encode(parts[0], add_special_tokens), *before, *itertools.chain(*after)]
@@ -172,8 +172,7 @@ class SharedTokenizer:
         The result is a text in which all special tokens are written out. It is a list of ids if the tokenizer renders
         and encodes in one call. `variables` are the template's. Messages that the template refuses, or of which it
         would lose a part, are repaired: see `ConversationFitter`. Raises InvalidRequest for variables that the
-        template does not
-        read.
+        template does not read.
         """
         options = {
             **(accept_variables(variables, self.template_vars) if variables else {}),
@@ -191,7 +190,7 @@ class SharedTokenizer:
         return ConversationFitter(partial(self._apply_template, {"add_generation_prompt": True}))
 
     def _apply_template(self, options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
-        """Render the messages by the chat template as they are, as text, or as ids if the tokenizer encodes itself."""
+        """Render the messages as they are by the chat template: to text, or to ids if the tokenizer encodes itself."""
         if not self._takes_turns:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
             return text

@@ -142,7 +142,7 @@ def _parse_template(template: str) -> nodes.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what an assistant wrote, for training: its content is the template's."""
+        """The tag `{% generation %}`, which marks an assistant's text for training. It is rendered as its content."""
 
         tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -271,7 +271,7 @@ def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> d
 
 
 def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the hints that a template reads whose variables are `names`; no hint if `names` is None."""
+    """Return the hints that a template with the variables `names` reads; no hint if `names` is None."""
     return {name: value for name, value in hints.items() if _reads_variable(name, value, names or frozenset())}
 
 

@@ -30,7 +30,7 @@ _ANSWER = "An answer."
 
 
 def find_named_ends(tokens: Mapping[str, int]) -> set[int]:
-    """Return the ids of the tokens that end an answer by their names, such as <|im_end|>. `tokens` are ids by text."""
+    """Return the ids of the tokens with names such as <|im_end|>, which end an answer. `tokens` are ids by text."""
     return {index for token, index in tokens.items() if token in END_NAMES} - _find_message_end(tokens)
 
 

@@ -69,7 +69,7 @@ class AllowedCalls:
         raise NotACall(f"there is no tool {name!r}")
 
     def arguments(self, name: str) -> Arguments:
-        """Return the arguments of the tool of this name, by their names."""
+        """Return the arguments, by name, of the tool called `name`."""
         if name not in self._arguments_by_tool:
             self._arguments_by_tool[name] = Arguments(self.tool(name))
         return self._arguments_by_tool[name]
@@ -398,7 +398,7 @@ class _SchemaCheck:
         )
 
     def _type_misfit(self, value: object, schema: Schema, location: str) -> str:
-        """Check `type`, `const` and `enum`."""
+        """Return why a value does not fit `type`, `const` or `enum`; empty if it fits."""
         declared = schema.get("type")
         kinds = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
         if kinds and not any(isinstance(kind, str) and _has_type(value, kind) for kind in kinds):
@@ -411,7 +411,7 @@ class _SchemaCheck:
         return ""
 
     def _limit_misfit(self, value: object, schema: Schema, location: str) -> str:
-        """Check limits, such as `minimum` and `maxLength`."""
+        """Return why a value is beyond a limit, such as `minimum` or `maxLength`; empty if it is not."""
         for keyword, is_within, kinds in _LIMITS:
             if keyword not in schema or not isinstance(value, kinds) or isinstance(value, bool):
                 continue
@@ -421,7 +421,7 @@ class _SchemaCheck:
         return ""
 
     def _parts_misfit(self, value: object, schema: Schema, location: str) -> str:
-        """Check the items of an array, or the properties of an object."""
+        """Return why an item of an array, or a property of an object, does not fit; empty if all fit."""
         if isinstance(value, dict):
             return self._object_misfit(value, schema, location)
         items = schema.get("items", True)
@@ -436,7 +436,7 @@ class _SchemaCheck:
         return ""
 
     def _object_misfit(self, value: dict[str, Any], schema: Schema, location: str) -> str:
-        """Check `required`, `properties` and `additionalProperties`."""
+        """Return why an object does not fit `required`, `properties` or `additionalProperties`; empty if it fits."""
         required = schema.get("required")
         for name in required if isinstance(required, list) else ():
             if isinstance(name, str) and name not in value:
@@ -453,7 +453,7 @@ class _SchemaCheck:
         return ""
 
     def _combined_misfit(self, value: object, schema: Schema, location: str) -> str:
-        """Check `allOf`, `anyOf` and `oneOf`."""
+        """Return why a value does not fit `allOf`, `anyOf` or `oneOf`; empty if it fits."""
         parts = schema.get("allOf")
         for part in parts if isinstance(parts, list) else ():
             if reason := self.find_misfit(value, part, location):

@@ -98,7 +98,7 @@ class Kimi(JsonSection):
         return f"{prefix_rule} /[0-9]{{1,5}}/ {lark.tag_rule(self._after_name, specials)}"
 
     def _begin_call(self, reader: AnswerReader, calls: AllowedCalls, name: str) -> None:
-        """Begin the call whose tag has this id. Raises NotACall if it is none."""
+        """Begin the call whose tag has the id `name`. Raises NotACall if that is no id of a call."""
         path, sign, number = name.rpartition(":")
         if not _NUMBER.fullmatch(sign + number):
             raise NotACall(f"{name!r:.80} is no id of a call")

@@ -151,7 +151,7 @@ class AnswerReader:
         return text
 
     def read_up_to(self, tag: str) -> Reading[str]:
-        """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MAX_HEADER`."""
+        """Return the text before a tag, and consume both. Raises NotACall if the text is longer than `MAX_HEADER`."""
         max_length = MAX_HEADER + len(tag)
         num_searched = 0  # how many unread characters begin no tag
         while (index := self._buffer.find(tag, self._position + num_searched, self._position + max_length)) < 0:
@@ -189,7 +189,7 @@ class AnswerReader:
 
     def read_literal(self, quotes: Mapping[str, bool], end_signs: str) -> Reading[str]:
         """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
-        consumed. Strings are between two of the same `quotes`. Of those that are true, one after a backslash ends none.
+        consumed. Strings are between two of the same `quotes`. A quote that maps to True ends none after a backslash.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
@@ -306,7 +306,7 @@ class AnswerReader:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _add_text(self, text: str, consume: bool = False) -> None:
-        """Add a text to the answer's `text`, and consume it if it is the next unread one."""
+        """Add a text to the answer's `text`. With `consume`, it is the next unread text, which is consumed."""
         if text:
             self._has_text = True
             self.is_untouched = False

@@ -51,8 +51,8 @@ class SeparateArguments(CallFormat):
 
     @abstractmethod
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """Yield the grammar of a value, under the name of `json`, and those that it names. `json` is that of the value
-        as JSON.
+        """Yield the grammar of a value, under the name of `json`, and the grammars that it refers to. `json` is the
+        grammar of the value as JSON.
         """
 
 
