@@ -53,7 +53,7 @@ class _ProbeCache(LayerCache):
     @property
     def is_unused(self) -> bool:
         """Whether the model has put nothing into the cache. It may have asked for a mask, or for a row's position."""
-        ignored_names = ("_begun", "mask_window", "sends", "sent")
+        ignored_names = ("_begun", "mask_window", "sends", "pending_send")
         current_vars = {name: value for name, value in vars(self).items() if name not in ignored_names}
         return current_vars.keys() == self._begun.keys() and all(
             current_vars[name] is value for name, value in self._begun.items()

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx.attention import probe
 from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, take_pending_sends
 from cortexmlx.attention.recurrent import RecurrentCache
 from cortexmlx.mlx_lm.package import enter_mlx_lm, import_mlx_lm_utils
@@ -49,3 +50,12 @@ def test_what_was_sent_is_taken_once() -> None:
     assert len(taken) == len(leaves) > 0
     mx.eval(taken)
     assert take_pending_sends(leaves) == []
+
+
+def test_a_leaf_that_only_sends_is_unused() -> None:
+    """A rank whose last leaf sends and keeps nothing was refused as one that cannot be paged."""
+    leaf = probe._ProbeCache(0, 2, lambda *_: None)
+    leaf.sends = True
+    assert leaf.is_unused
+    leaf.keys = mx.zeros(1)
+    assert leaf.pending_send is not None and leaf.is_unused
