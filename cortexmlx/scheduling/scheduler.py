@@ -487,8 +487,8 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Make room for `tokens` tokens of a running job. It ends if it does not fit alone, since the system refuses what
-        its windows need, or an image that no step may cut.
+        """Make room for `tokens` tokens of a running job. It ends if it does not fit alone, since the system refuses
+        what its windows need, or an image that no step may cut.
         """
         try:
             self._make_room(job, tokens)
