@@ -133,7 +133,11 @@ class GrammarCompiler:
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MAX_TRIED:
             base_schema = {name: part for name, part in schema.items() if name != "required"}
-            single_schemas = {name: {**base_schema, "properties": {name: part}} for name, part in properties.items()}
+            free_properties = dict.fromkeys(properties, True)
+            single_schemas = {
+                name: {**base_schema, "properties": {**free_properties, name: part}}
+                for name, part in properties.items()
+            }
             is_enforceable = {
                 name: not self._why_not_enforceable(
                     vocabulary, calls, replace(tool, parameters=json.dumps(single_schema))
