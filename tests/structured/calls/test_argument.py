@@ -48,7 +48,8 @@ SCHEMAS: list[Any] = [
     {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/properties/a/prefixItems/0"}},
 ]
 
-VALUES: list[Any] = ["small", "large", "li", "any text", "5", "null", 5, 7, None, True, [1], [1, 2], [1, "x"], [{"a": []}], {"a": "b"}]
+VALUES: list[Any] = ["small", "large", "li", "any text", "5", "null", 5, 7, None, True, {"a": "b"}, [1], [1, "x"]]
+VALUES += [[{"a": []}]]
 
 
 def whole(schema: Any) -> Tool:
