@@ -232,12 +232,22 @@ class _TokenizerWrapper:
         self.tokens = table.pieces
         self.eos_token_id = min(table.end_ids)
         self.special_token_ids = sorted(t for t in table.special | table.end_ids if _has_token(t, table))
+        token_by_byte = {
+            piece[0]: t for t, piece in enumerate(table.pieces) if len(piece) == 1 and t not in table.special
+        }
+        self._spelled_tokens = {
+            t: [token_by_byte[byte] for byte in self.tokens[t]]
+            for t in self.special_token_ids
+            if token_by_byte.keys() >= set(self.tokens[t])
+        }
+        """The tokens that write the text of a special token: in a form, it is any text."""
         self._encode = encode
         self._tokenizer_failure = tokenizer_failure
 
     def __call__(self, text: str) -> list[int]:
         try:
-            return self._encode(text, add_special_tokens=False)
+            encoded = self._encode(text, add_special_tokens=False)
+            return [each for token in encoded for each in self._spelled_tokens.get(token, (token,))]
         except BaseException as error:
             self._tokenizer_failure.error = error
             raise
