@@ -133,7 +133,11 @@ class GrammarCompiler:
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MAX_TRIED:
             base_schema = {name: part for name, part in schema.items() if name != "required"}
-            single_schemas = {name: {**base_schema, "properties": {name: part}} for name, part in properties.items()}
+            free_properties = dict.fromkeys(properties, True)
+            single_schemas = {
+                name: {**base_schema, "properties": {**free_properties, name: part}}
+                for name, part in properties.items()
+            }
             is_enforceable = {
                 name: not self._why_not_enforceable(
                     vocabulary, calls, replace(tool, parameters=json.dumps(single_schema))
@@ -228,12 +232,22 @@ class _TokenizerWrapper:
         self.tokens = table.pieces
         self.eos_token_id = min(table.end_ids)
         self.special_token_ids = sorted(t for t in table.special | table.end_ids if _has_token(t, table))
+        token_by_byte = {
+            piece[0]: t for t, piece in enumerate(table.pieces) if len(piece) == 1 and t not in table.special
+        }
+        self._spelled_tokens = {
+            t: [token_by_byte[byte] for byte in self.tokens[t]]
+            for t in self.special_token_ids
+            if token_by_byte.keys() >= set(self.tokens[t])
+        }
+        """The tokens that write the text of a special token: in a form, it is any text."""
         self._encode = encode
         self._tokenizer_failure = tokenizer_failure
 
     def __call__(self, text: str) -> list[int]:
         try:
-            return self._encode(text, add_special_tokens=False)
+            encoded = self._encode(text, add_special_tokens=False)
+            return [each for token in encoded for each in self._spelled_tokens.get(token, (token,))]
         except BaseException as error:
             self._tokenizer_failure.error = error
             raise

@@ -7,7 +7,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from math import isfinite
 from typing import Annotated, Any, NotRequired, get_origin, get_type_hints
 
 from cortexmlx.errors import InvalidRequest
@@ -36,7 +38,7 @@ def describe_function(function: Function) -> tuple[str, str, dict[str, Any]]:
     docstring = inspect.cleandoc(inspect.getdoc(_unwrap_partial(function)) or "")
     schema = _arguments_adapter(function, _parameter_descriptions(docstring)).json_schema()
     for key, parameter in _parameters(function).items():
-        if parameter.default is not parameter.empty and _is_json(parameter.default):
+        if parameter.default is not parameter.empty and _is_json(parameter.default) and key in schema["properties"]:
             schema["properties"][key].setdefault("default", parameter.default)
     full_schema = {"type": "object", "properties": {}, **_without_titles(schema)}
     return name, " ".join(docstring.partition("\n\n")[0].split()), full_schema
@@ -194,7 +196,7 @@ def _without_titles(schema: Any) -> Any:
 
 def _is_json(value: object) -> bool:
     """Return whether a default value can stand in a JSON schema."""
-    return value is None or isinstance(value, str | bool | int | float)
+    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and isfinite(value))
 
 
 def _error_result(error: BaseException) -> str:
@@ -227,7 +229,10 @@ def _describe_error(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    with suppress(Exception):
+        if text := str(error):
+            return f"{type(error).__name__}: {text}"
+    return type(error).__name__
 
 
 def _function_error(function: Function, reason: str) -> InvalidRequest:

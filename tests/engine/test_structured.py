@@ -345,6 +345,8 @@ def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:
         assert len(number.text) == 8 and number.text[3] == "-"
         listed = engine.generate("1", structured=list[bool], seed=1, temperature=1.0, max_tokens=400)
         assert all(isinstance(each, bool) for each in listed.parsed)
+        assert engine.generate("1", structured={"const": "a<s>"}).parsed == "a<s>"  # as any text
+        assert engine.generate("1", structured=StructuredOutput.regex("</s>[b]")).text == "</s>b"
         with pytest.raises(InvalidRequest, match="uniqueItems") as refused:
             engine.generate("1", structured={"type": "array", "uniqueItems": True})
         assert refused.value.field == "structured"

@@ -39,7 +39,7 @@ FAULTS = (
         'self._add_text("".join(self._pending_pieces) + (self._consume_rest() if is_truncated else ""))',
         "pass",
     ),
-    Fault("a cut call that was told is text, too", READER, "not (is_truncated and self._streaming)", "True"),
+    Fault("a cut call that was told is text, too", READER, "not (is_truncated and self.streaming)", "True"),
     Fault("a call that does not fit has no note", FORMAT, "self.notes += filter(", "_ = filter("),
     Fault(
         "Gemma's strings of JSON are words", LITERALS, "            JSON_STRING,\n            word", "            word"
@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         "pieces come late",
         READER,
-        "            if self._streaming:\n                self.deltas",
+        "            if self.streaming:\n                self.deltas",
         "            if False:\n                self.deltas",
     ),
     Fault(

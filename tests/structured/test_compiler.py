@@ -235,7 +235,11 @@ def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: Gra
     """Of a schema with a pattern that cannot be enforced, the other properties still are."""
     schema = {
         "type": "object",
-        "properties": {"a": {"type": "string", "pattern": "(?=x)"}, "b": {"enum": ["yes"]}},
+        "properties": {
+            "a": {"type": "string", "pattern": "(?=x)"},
+            "b": {"enum": ["yes"]},
+            "c": {"items": {"$ref": "#/properties/b"}},
+        },
         "required": ["a", "b"],
         "additionalProperties": False,
     }
@@ -250,7 +254,8 @@ def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: Gra
 
     odd = Tool.named("odd", "", schema)
     assert takes(odd, '{"a": "x", "b": "yes"}') and takes(odd, '{"a": 5, "b": "yes"}')
-    assert not takes(odd, '{"a": "x", "b": "no"}') and not takes(odd, '{"c": "x"}')
+    assert not takes(odd, '{"a": "x", "b": "no"}') and not takes(odd, '{"d": "x"}')
+    assert not takes(odd, '{"a": "x", "b": "yes", "c": ["no"]}')
     assert takes(Tool.named("loose", "", broken), '{"anything": [1]}')
     with pytest.raises(InvalidRequest, match="the tool 'odd' cannot be enforced"):
         compiler.compile(None, None, AllowedCalls(Hermes(), (Tool.named("odd", "", schema, True),), "required"))

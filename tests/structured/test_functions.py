@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.functions import MAX_RESULT, call_function, call_function_async, describe_function
+from cortexmlx.structured.tools import Tool
 
 
 class Place(pydantic.BaseModel):
@@ -65,6 +67,15 @@ def test_arguments_are_the_types_that_the_function_asks_for() -> None:
     assert call_function(search, '{"query": "é", "where": {"city": "Rome"}, "tags": ["a"]}') == "é Rome web 10 ['a']"
 
 
+def measure(limit: float = math.inf, unit: Annotated[str, pydantic.Field(alias="in")] = "m") -> str:
+    return f"{limit} {unit}"
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
 class Counter:
     def __init__(self) -> None:
         self.count = 0
@@ -102,13 +113,14 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         (functools.partial(later, number=3), "later", "{}", '{"number":3}'),
         (functools.partial(search, "x", kind="news"), "search", '{"where": {"city": "Oslo"}}', "x Oslo news 10 None"),
         (wrapped(search), "search", '{"query": "q", "where": {"city": "c"}}', "q c web 10 None"),
+        (measure, "measure", '{"in": "km"}', "inf km"),
         (Place, "Place", '{"city": "Bonn"}', '{"city":"Bonn","country":null}'),
     ],
 )
 def test_everything_that_can_be_called_by_names(
     function: Callable[..., object], name: str, arguments: str, result: str
 ) -> None:
-    assert describe_function(function)[0] == name
+    assert Tool.of(function).name == name
     assert call_function(function, arguments) == result
     if not isinstance(getattr(function, "__self__", None), Counter):  # it counts
         assert asyncio.run(call_function_async(function, arguments)) == result
@@ -136,6 +148,7 @@ cycle.append(cycle)
         (search, "{", "Error: arguments: Invalid JSON"),
         (search, "[" * 100_000, "Error: arguments: Invalid JSON: recursion limit"),
         (raising(ValueError("a\nb")), "{}", "Error: ValueError: a\nb"),
+        (raising(Unsayable()), "{}", "Error: Unsayable"),
         (raising(KeyError()), "{}", "Error: KeyError"),
         (raising(SystemExit(3)), "{}", "Error: SystemExit: 3"),
         (raising(RecursionError("deep")), "{}", "Error: RecursionError: deep"),

@@ -44,7 +44,7 @@ class AnswerReader:
         """The tool and the arguments of each complete call, for whoever checks them and takes them away."""
         self.is_ended = False
         self._ids = ids
-        self._streaming = streaming
+        self.streaming = streaming
         # What was read of `_buffer` stays there until more text comes: to cut it off each time takes quadratic time.
         self._buffer = ""
         self._position = 0
@@ -73,7 +73,7 @@ class AnswerReader:
 
     def drop_call(self, is_truncated: bool = False) -> None:
         """Give up the call being read: it becomes text, unless it was cut off (`is_truncated`) and streamed already."""
-        if self._pending_pieces is not None and not (is_truncated and self._streaming):
+        if self._pending_pieces is not None and not (is_truncated and self.streaming):
             self._add_text("".join(self._pending_pieces) + (self._consume_rest() if is_truncated else ""))
         self._call = self._pending_pieces = None
 
@@ -265,7 +265,7 @@ class AnswerReader:
     def begin_call(self, name: str, id: str = "") -> None:
         """Begin a call of the tool `name`, with the id that the model gave it, if any."""
         self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
-        if self._streaming:
+        if self.streaming:
             self.deltas.append(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
@@ -274,7 +274,7 @@ class AnswerReader:
         assert call is not None
         if piece:
             call.argument_pieces.append(piece)
-            if self._streaming:
+            if self.streaming:
                 self.deltas.append(CallDelta(call.index, "", "", piece))
 
     def read_json_arguments(self) -> Reading[None]:
@@ -291,7 +291,7 @@ class AnswerReader:
         values = parse_strict_json(arguments)
         if not isinstance(values, dict):
             raise NotACall("the arguments are no JSON object")
-        if not self._streaming:
+        if not self.streaming:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
         self.calls.append(ToolCall(call.id, call.name, arguments))
         self.new_values.append((call.name, values))

@@ -7,13 +7,21 @@ from abc import abstractmethod
 from collections.abc import Iterator
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.calls.argument import Argument, Arguments, find_broken_reference, unenforced_tool_keywords
-from cortexmlx.structured.calls.format import CallFormat, JsonGrammar, json_grammar
+from cortexmlx.structured.calls.argument import (
+    Argument,
+    Arguments,
+    find_broken_reference,
+    to_json_text,
+    unenforced_tool_keywords,
+)
+from cortexmlx.structured.calls.format import CallFormat, JsonGrammar, close_arguments, json_grammar
 from cortexmlx.structured.lark import Specials
-from cortexmlx.structured.tools import Tool
+from cortexmlx.structured.tools import Tool, load_json
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 """The characters of a tool's name."""
+
+_REFERENCE = re.compile(r'"\$ref": "#(?=[/"])')
 
 
 class SeparateArguments(CallFormat):
@@ -41,12 +49,15 @@ class SeparateArguments(CallFormat):
             raise _schema_error(tool, f"the reference {broken_reference!r:.80} leads nowhere in them")
         if tool.strict and (note := next(self.notes(tool), None)):
             raise _schema_error(tool, note)
-        shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
+        shared = {"$defs": {"tool": close_arguments(tool.schema)}}
         for index, argument in enumerate(arguments.values()):
             if self.text_end and any(self.text_end in text for text in argument.listed_values):
                 raise _schema_error(tool, f"a value holds the tag {self.text_end.strip()}")
             name = f"tool_{number}_{index}"
-            json = json_grammar(name, {**argument.schema, **shared}, tool.strict, self.separators)
+            text = to_json_text(argument.schema)
+            if '"$ref": "#' in text:  # it leads from the schema of the tool
+                text = _REFERENCE.sub(r"\g<0>/$defs/tool", to_json_text({**argument.schema, **shared}))
+            json = json_grammar(name, load_json(text), tool.strict, self.separators)
             yield from self.value_grammars(argument, json, specials)
 
     @abstractmethod

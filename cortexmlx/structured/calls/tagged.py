@@ -263,6 +263,7 @@ class Tagged(SeparateArguments):
                 value_end = tight
         pieces: list[str] = []
         tell = pieces.append
+        is_json = not (argument.is_free_text or argument.listed_values)
         if argument.is_free_text:
             reader.add_arguments('"')
 
@@ -273,6 +274,9 @@ class Tagged(SeparateArguments):
             while (yield from reader.peek_one_of(CDATA)):  # a text with the closing tag is cut in two sections
                 yield from reader.skip_text(CDATA)
                 yield from reader.read_value_up_to(CDATA_END, tell)
+            yield from reader.skip_text(tags.value_end)
+        elif is_json and reader.streaming and (yield from reader.peek_one_of("{", "[")):  # of a grammar
+            tell((yield from reader.read_json()))
             yield from reader.skip_text(tags.value_end)
         else:
             yield from reader.read_value_up_to(value_end, tell)

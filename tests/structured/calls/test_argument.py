@@ -44,9 +44,12 @@ SCHEMAS: list[Any] = [
     {"allOf": [{"$ref": "#/$defs/a~1b~0c%20d"}]},
     {"allOf": [{"$ref": "#/$defs/Short"}]},
     {"anyOf": [{"enum": ["small"]}, {"type": "string", "pattern": "^l"}]},
+    {"type": "array", "items": {"$ref": "#"}},
+    {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/properties/a/prefixItems/0"}},
 ]
 
-VALUES: list[Any] = ["small", "large", "li", "any text", "5", "null", 5, 7, None, True, [1], {"a": "b"}]
+VALUES: list[Any] = ["small", "large", "li", "any text", "5", "null", 5, 7, None, True, {"a": "b"}, [1], [1, "x"]]
+VALUES += [[{"a": []}]]
 
 
 def whole(schema: Any) -> Tool:

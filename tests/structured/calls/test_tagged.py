@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from cortexmlx import InvalidRequest
 from cortexmlx.structured.calls.format import AllowedCalls
-from cortexmlx.structured.calls.tagged import QWEN_CODER, Tagged
+from cortexmlx.structured.calls.tagged import GLM, QWEN_CODER, Tagged
 from cortexmlx.structured.tools import Tool
 from support.tool_calls import Call, mapping
 
@@ -71,6 +72,17 @@ def test_an_empty_text_that_is_written_tightly_takes_no_other_argument() -> None
     for char in answer + "</tool_call>":
         parser.feed(char)
     assert [call.values for call in parser.calls] == [{"a": "", "b": "x"}]
+
+
+def test_a_text_within_json_may_hold_the_closing_tag() -> None:
+    """As the grammar allows it."""
+    tool = Tool.of(mapping("f", {"a": {"type": "array"}}, ["a"]))
+    written = '["</arg_value>", {"</arg_value>": 1}]'
+    parser = AllowedCalls(Tagged(GLM), (tool,), "f").make_parser("key", streaming=True)
+    assert parser is not None
+    for char in f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>":
+        parser.feed(char)
+    assert [call.values for call in parser.calls] == [{"a": json.loads(written)}]
 
 
 def test_references_in_a_circle_end() -> None:
