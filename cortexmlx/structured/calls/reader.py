@@ -288,7 +288,7 @@ class AnswerReader:
         call = self._call
         assert call is not None
         arguments = "".join(call.argument_pieces)
-        values = parse_strict_json(arguments)
+        values = parse_strict_json(arguments, repeated_keys=self.streaming)  # what was told is no text any more
         if not isinstance(values, dict):
             raise NotACall("the arguments are no JSON object")
         if not self.streaming:
@@ -364,10 +364,12 @@ class _OpenCall:
         self.argument_pieces: list[str] = []
 
 
-def parse_strict_json(text: str) -> object:
-    """Parse JSON. Raises NotACall, also for NaN, infinities and repeated keys: readers disagree about which counts."""
+def parse_strict_json(text: str, *, repeated_keys: bool = False) -> object:
+    """Parse JSON. Raises NotACall, also for NaN, for infinities and, unless there may be `repeated_keys`, for a key that
+    comes twice: readers disagree about which counts. Here the last one does.
+    """
     try:
-        return _STRICT_DECODER.decode(text)
+        return _STRICT_DECODERS[repeated_keys].decode(text)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from None
 
@@ -385,9 +387,10 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_STRICT_DECODER = json.JSONDecoder(
-    parse_int=parse_integer, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates
-)
+_STRICT_DECODERS = [
+    json.JSONDecoder(parse_int=parse_integer, parse_constant=_reject_constant, object_pairs_hook=make_object)
+    for make_object in (_reject_duplicates, dict)
+]
 
 _BLANKS = re.compile(r"\s*")
 

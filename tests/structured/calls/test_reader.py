@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortexmlx.structured.calls.format import AllowedCalls
+from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.calls.reader import (
     MAX_HEADER,
     MAX_TAG_BLANKS,
@@ -18,6 +20,7 @@ from cortexmlx.structured.calls.reader import (
     Reading,
     parse_strict_json,
 )
+from cortexmlx.structured.tools import Tool
 
 
 def run(make: Callable[[AnswerReader], Reading[Any]], pieces: list[str]) -> tuple[Any, AnswerReader]:
@@ -131,3 +134,12 @@ def test_a_beginning_waits_for_the_longest_one() -> None:
     assert run(begins, ["<a"])[0] == "<a"
     assert run(begins, ["x"])[0] == ""
     assert run(begins, [])[0] == ""
+
+
+def test_an_enforced_call_stays_a_call_though_an_open_object_has_a_key_twice() -> None:
+    """Its pieces were told already, and the whole call was told again as text."""
+    tool = Tool.named("f", "", {"type": "object", "additionalProperties": True})
+    parser = AllowedCalls(Hermes(), (tool,), "required").make_parser("k", streaming=True)
+    assert parser is not None
+    text, deltas = parser.feed('<tool_call>\n{"name": "f", "arguments": {"a": 1, "a": 2}}\n</tool_call>')[:2]
+    assert [call.arguments for call in parser.calls] == ['{"a": 1, "a": 2}'] and deltas and not text
