@@ -365,8 +365,8 @@ class _OpenCall:
 
 
 def parse_strict_json(text: str, *, repeated_keys: bool = False) -> object:
-    """Parse JSON. Raises NotACall, also for NaN, for infinities and, unless there may be `repeated_keys`, for a key that
-    comes twice: readers disagree about which counts. Here the last one does.
+    """Parse JSON. Raises NotACall, also for NaN and infinities, and for a key that comes twice unless there may be
+    `repeated_keys`: readers disagree about which counts. Here the last one does.
     """
     try:
         return _STRICT_DECODERS[repeated_keys].decode(text)
