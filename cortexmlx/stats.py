@@ -76,7 +76,7 @@ class ModelInfo:
         """Why the model answers no messages; empty if it may."""
         if self.embedding is None:
             return ""
-        return f"{self.name} is an embedding model: it turns texts into vectors, and answers nothing. Take a chat model"
+        return "this is an embedding model: it turns texts into vectors, and answers nothing. Take a chat model"
 
     @property
     def known_vars(self) -> frozenset[str] | None:

@@ -230,11 +230,12 @@ def pull_model(
     if resolve_model(name).kind is not SourceKind.HUB:
         raise ModelNotFound(f"{name} is no hub id where the server runs: a folder or a file has this name")
     assert pool.memory is not None
+    budget = pool.memory - pool.kept_memory
     configs = {name: replace(config, model=name, adapter=None, adapters=None, draft=None)}
     try:
-        plan_memory(configs, pool.memory)  # what cannot fit is not downloaded
+        plan_memory(configs, budget)  # what cannot fit is not downloaded
         engines.download_model(name, on_progress)
-        plan = plan_memory(configs, pool.memory)[name]
+        plan = plan_memory(configs, budget)[name]
     except (DownloadFailed, ModelCorrupt, ModelUnsupported) as error:  # clients read it: no path in it
         raise type(error)(str(error).replace(str(fetch_config(name).parents[1]), name)) from None
     sizes: dict[str, Any] = {"memory": plan.memory, "context_length": plan.context_length}

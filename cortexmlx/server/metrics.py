@@ -296,7 +296,7 @@ class ServerCounters:
 
     def count_reply(self, log_entry: LoggedRequest, path: str) -> None:
         """Count an HTTP reply, or a client that went away (status 499). `path` is the path inside the application."""
-        path_label = next((each for each in (path, path.rpartition("/")[0]) if each in self._paths), OTHER)
+        path_label = max((each for each in self._paths if f"{path}/".startswith(f"{each}/")), key=len, default=OTHER)
         with self._lock:
             self._replies[path_label, log_entry.status] += 1
 

@@ -129,6 +129,11 @@ class ModelPool:
         """Return the bytes that a model takes when it is loaded."""
         return self._models[name].memory
 
+    @property
+    def kept_memory(self) -> int:
+        """The bytes of the models that are never unloaded."""
+        return sum(self._models[name].memory for name in self._keep)
+
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""
         loaded = self._loaded.get(name)
@@ -190,8 +195,7 @@ class ModelPool:
             if model.name in self._models:
                 return
             if self.memory is not None:
-                kept = [each for name, each in self._models.items() if name in self._keep]
-                _check_budget((*kept, model), self.memory, self._keep)
+                _check_budget((*(self._models[name] for name in self._keep), model), self.memory, self._keep)
             self._contexts = {**self._contexts, model.name: model.context_length}
             self._residency.add_model(model.name, model.memory)
             self._models = {**self._models, model.name: model}  # a new one: others may go through the old one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
@@ -57,7 +58,7 @@ class OllamaEndpoints:
     def __init__(self, generation: GenerationEndpoints, vectors: EmbeddingEndpoints) -> None:
         self._generation = generation
         self._vectors = vectors
-        self._pull_lock = asyncio.Lock()
+        self._pull_lock = threading.Lock()
 
     def routes(self) -> list[Route]:
         """Return the routes of all paths in PATHS."""
@@ -111,17 +112,21 @@ class OllamaEndpoints:
         """Yield the lines about a download: how far it is, and its end. `fetch` is None if the model is served already.
         A client that goes away does not end it, unless it has not begun: one download after the other.
         """
-        yield json_line({"status": "pulling manifest"})
+        status = {"status": "pulling manifest"}
+        yield json_line(status)
         if fetch is not None:
             progress: deque[Progress] = deque(maxlen=1)
-            await self._pull_lock.acquire()
+            while not self._pull_lock.acquire(blocking=False):
+                await asyncio.sleep(_PULL_SECONDS)
+                yield json_line(status)  # many clients give up on silence
             task = asyncio.ensure_future(run_on_thread(lambda: fetch(name, progress.append)))
             task.add_done_callback(lambda done: self._pull_lock.release())
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             while not task.done():
                 await asyncio.wait((task,), timeout=_PULL_SECONDS)
                 if progress:
-                    yield json_line(models.pull_status(name, progress.pop()))
+                    status = models.pull_status(name, progress.pop())
+                yield json_line(status)
             if (error := task.exception()) is not None:
                 yield json_line(error_body(error_for_client(error) or EngineClosed("the server ends")))
                 return

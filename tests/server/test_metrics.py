@@ -180,6 +180,7 @@ def test_a_histogram_has_every_duration_at_most_its_bound(durations: list[float]
         ("/v1/completions", "/v1/completions"),
         ("/v1/models", "/v1/models"),
         ("/v1/models/anything", "/v1/models"),
+        ("/v1/models/org/name", "/v1/models"),
         ("/", "/"),
         ("/v1/completions/", "/v1/completions"),
         ("/nothing", OTHER),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,17 @@ def test_what_is_pulled_is_planned_and_can_be_asked(tmp_path: Path, monkeypatch:
         with pytest.raises(ModelCorrupt, match="org/broken") as told:
             pull(pool, "org/broken")
         assert str(tmp_path) not in str(told.value)  # where its files are is nobody's business
-    with ModelPool([first], memory="50KB") as small, pytest.raises(InvalidRequest, match="--memory"):
-        pull(small, "org/tiny")
-    assert fetched == ["org/tiny"]  # no gigabytes for what does not fit
+    fetched.clear()
+    kept = replace(first, memory=97_000_000)
+    with ModelPool([kept], memory="100MB", keep=("one",)) as pool:  # it is planned for what is left beside them
+        pull(pool, "org/tiny")
+        assert pool.model_memory("org/tiny") <= 3_000_000
+    assert fetched.pop() == "org/tiny"
+    nothing_left = ModelPool([replace(first, memory=99_960_000)], memory="100MB", keep=("one",))
+    for small in (ModelPool([first], memory="50KB"), nothing_left):
+        with small, pytest.raises(InvalidRequest, match="--memory"):
+            pull(small, "org/tiny")
+    assert not fetched  # no gigabytes for what does not fit
 
 
 def test_it_needs_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
