@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from weakref import ref
@@ -235,7 +236,7 @@ class Conversation:
         """Change the text of one of `messages`; later ones stay. Raises InvalidRequest if there is no such message."""
         self._check_not_answering()
         count = len(self._messages)
-        if not -count <= index < count:
+        if not isinstance(index, Integral) or not -count <= index < count:
             raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
         new_messages = list(self._messages)
         new_messages[index] = {**new_messages[index], "content": text}
@@ -286,7 +287,7 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        main_fields = model, self.system, self._messages, self.params, self._transcript
+        main_fields = model, self.system, self._messages, checked_params(self.params), self._transcript
         saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unread, self.adapter)
         saved_conversation.write(Path(path))
 
