@@ -29,6 +29,7 @@ from cortexmlx.sessions.saved import (
     copy_messages,
     parse_foreign_messages,
     read_text,
+    with_image_bytes,
 )
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS, Approve, AsyncApprove, OnToolEvent, ToolRounds
 from cortexmlx.sessions.turn import (
@@ -392,6 +393,7 @@ class Conversation:
         params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)
         submit = partial(self._host.submit, turn.prompt, params, timeout=timeout)

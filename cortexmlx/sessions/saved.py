@@ -258,6 +258,20 @@ def without_images(message: Message) -> Message:
     return plain_message(message, image_line) if shows_images(message) else message
 
 
+def with_image_bytes(message: Message) -> Message:
+    """Return a message with the bytes of the image files that it names, which may be gone before the next turn."""
+    content: Any = message.get("content")
+    if not shows_images(message) or not any(isinstance(part.get("image"), (str, os.PathLike)) for part in content):
+        return message
+    from cortexmlx.vision.images import read_file
+
+    def read(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        image = part.get("image")
+        return {**part, "image": read_file(image)[1]} if isinstance(image, (str, os.PathLike)) else part
+
+    return {**message, "content": [read(part) for part in content]}
+
+
 def image_line(part: Mapping[str, Any]) -> str:
     """Return the line that stands for an image, with its `name` if there is one."""
     name = part.get("name")
