@@ -22,7 +22,7 @@ from cortexmlx.core.arguments import (
 from cortexmlx.core.as_completed import AsCompleted, PendingPrompt, pair_with_params
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.deadlines import check_timeout
+from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.core.embedding import Embedder
 from cortexmlx.core.event_loop import make_async_open, run_on_thread, warn_if_blocking
 from cortexmlx.core.handle import NotCopyable, RequestHandle
@@ -46,7 +46,7 @@ from cortexmlx.types.embeddings import Embeddings, Reranking
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, Message, TokenEvent
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams, python_number
 
 if TYPE_CHECKING:
     from cortexmlx.core.core import EngineCore
@@ -205,8 +205,8 @@ class Engine(NotCopyable):
         not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. `adapter` is one for all
         prompts, or one each. Other parameters: see `submit`.
         """
-        check_timeout(timeout)
-        if window is not None and not (isinstance(window, int) and window >= 1):
+        timeout, window = checked_timeout(timeout), python_number(window)
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise InvalidRequest(f"window is {window!r}, but must be at least 1 prompt or None")
         if sampling:
             params = with_keywords_each(params, **sampling)
@@ -384,7 +384,7 @@ class Engine(NotCopyable):
         InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
         name = None if name is None else _checked_name("pin", name)
-        check_timeout(lifetime, "lifetime")
+        lifetime = checked_timeout(lifetime, "lifetime")
         tokens = prefix_tokens(self._tokenizer, prefix, SamplingParams(tools=tuple(tools)))
         submission = self._submitter.prepare(self, tokens, SamplingParams(max_tokens=1), client=client, adapter=adapter)
         return pin_prompt(self._worker, submission, name, lifetime)

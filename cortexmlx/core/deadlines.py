@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.types.request import QueuedRequest, RequestId, RequestState
+from cortexmlx.types.sampling_params import python_number
 
 _MAX_SECONDS = 1e9
 
@@ -36,11 +37,13 @@ class Deadlines:
                 yield request
 
 
-def check_timeout(timeout: float | None, name: str = "timeout") -> None:
-    """Raise InvalidRequest unless `timeout` is a number of seconds that a request can have, or None."""
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 < timeout <= _MAX_SECONDS):
-        raise InvalidRequest(f"{name} is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
+def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
+    """Return `timeout` as a number of Python, or None. Raises InvalidRequest unless a request can have that time."""
+    seconds: float | None = python_number(timeout)
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 < seconds <= _MAX_SECONDS):
+        raise InvalidRequest(f"{name} is {seconds!r}, but must be a number of seconds in (0, 1e9] or None")
+    return seconds
 
 
 def timeout_error(request: QueuedRequest, state: RequestState, generated_count: int) -> RequestTimeout:

@@ -332,7 +332,7 @@ class EmbeddingTokenizer:
         self._truncate = truncate
         self._limit_reason = limit_reason
         name = info.default_prompt if prompt is None else prompt
-        if name is not None and name not in info.prompts:
+        if name is not None and not (isinstance(name, str) and name in info.prompts):
             known_names = ", ".join(map(repr, sorted(info.prompts))) or "none"
             raise EmbeddingRefused(f"the model has no prompt {name!r:.80}: its files name {known_names}")
         self._prompt = "" if name is None else self._apply_case(info.prompts[name])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from cortexmlx.core.deadlines import check_timeout
+from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.errors import RequestTimeout
 
 
@@ -186,7 +186,7 @@ def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:
 
     Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `read` raises.
     """
-    check_timeout(seconds)
+    seconds = checked_timeout(seconds)
     if seconds is None:
         return read()
     try:

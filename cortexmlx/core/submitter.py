@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from cortexmlx.core.adapter_registry import unknown_adapter_error
 from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, checked_params, is_list
-from cortexmlx.core.deadlines import check_timeout
+from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.core.event_loop import read_with_timeout, run_on_thread
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick_to_tokenize, tokenize
@@ -108,9 +108,8 @@ class Submitter:
                 field="logits_processors",
             )
         adapter = self._loaded_adapter_name(options.get("adapter"))
-        client, timeout = checked_client(options.get("client")), options.get("timeout")
+        client, timeout = checked_client(options.get("client")), checked_timeout(options.get("timeout"))
         checked_function("listener", listener)
-        check_timeout(timeout)
         submit_time = time.perf_counter()
         tokens = self._tokenize(prompt, params, timeout)
         seed = secrets.randbits(62) if params.seed is None else params.seed

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from weakref import ref
@@ -28,6 +29,7 @@ from cortexmlx.sessions.saved import (
     copy_messages,
     parse_foreign_messages,
     read_text,
+    with_image_bytes,
 )
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS, Approve, AsyncApprove, OnToolEvent, ToolRounds
 from cortexmlx.sessions.turn import (
@@ -173,7 +175,7 @@ class Conversation:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        reply = Reply(self._submit_turn(self._with_question(question), params or self.params, timeout, None))
+        reply = Reply(self._read_turn(self._with_question(question), params or self.params, timeout)(None))
         self._open = ref(reply)
         return reply
 
@@ -181,7 +183,7 @@ class Conversation:
         self, question: Question | None = None, params: Params = None, *, timeout: float | None = None
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
-        reply = AsyncReply(partial(self._submit_turn, self._with_question(question), params or self.params, timeout))
+        reply = AsyncReply(partial(self._read_turn, self._with_question(question), params or self.params, timeout))
         self._open = ref(reply)
         return reply
 
@@ -235,7 +237,7 @@ class Conversation:
         """Change the text of one of `messages`; later ones stay. Raises InvalidRequest if there is no such message."""
         self._check_not_answering()
         count = len(self._messages)
-        if not -count <= index < count:
+        if not isinstance(index, Integral) or not -count <= index < count:
             raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
         new_messages = list(self._messages)
         new_messages[index] = {**new_messages[index], "content": text}
@@ -286,7 +288,7 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        main_fields = model, self.system, self._messages, self.params, self._transcript
+        main_fields = model, self.system, self._messages, checked_params(self.params), self._transcript
         saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unread, self.adapter)
         saved_conversation.write(Path(path))
 
@@ -384,22 +386,23 @@ class Conversation:
             self._reader, self._transcript, messages, self._with_system(sent_messages), self.template_vars, calls
         )
 
-    def _submit_turn(
-        self,
-        messages: tuple[Message, ...],
-        params: SamplingParams,
-        timeout: float | None,
-        listener: Listener | None,
-    ) -> StartedTurn:
-        """Begin a turn and submit its request. Return the turn with what ends it."""
+    def _read_turn(
+        self, messages: tuple[Message, ...], params: SamplingParams, timeout: float | None
+    ) -> Callable[[Listener | None], StartedTurn]:
+        """Begin a turn. Return a function that submits its request, and returns it with what ends the turn."""
         params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)
-        submit = partial(self._host.submit, listener=listener, timeout=timeout)
-        handle = submit(turn.prompt, params, client=self._client, adapter=self.adapter)
-        return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
+        submit = partial(self._host.submit, turn.prompt, params, timeout=timeout)
+
+        def start(listener: Listener | None) -> StartedTurn:
+            handle = submit(listener=listener, client=self._client, adapter=self.adapter)
+            return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
+
+        return start
 
     def _end_turn(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
         """Add a turn that has ended to the conversation, with its first answer that was not cancelled before any text,

@@ -106,7 +106,10 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
                 prefix, segments = worker.ask(
                     lambda core: _describe(core, name, request.prompt[:count], request.client, request.adapter)
                 )
-                save_prefix(segments.path, prefix)
+                try:
+                    save_prefix(segments.path, prefix)
+                except OSError as error:  # a full disk, or a folder that is gone: the pin is as good without its name
+                    segments.warn_once("cannot be written", error, "it does not keep the names of pins")
                 pin._write = lambda path: _export(worker, prefix, segments, path)
     except BaseException:
         for handle in handles:

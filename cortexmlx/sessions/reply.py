@@ -37,8 +37,11 @@ class _PendingTurn:
         self.started_turn = started_turn
         self.is_cancelled = False
 
-    async def begin(self, start_turn: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
-        """Begin the turn on a thread, so that the event loop does not wait, and return its handle."""
+    async def begin(
+        self, read_turn: Callable[[], Callable[[Listener], StartedTurn]], listener: Listener
+    ) -> RequestHandle:
+        """Read and start the turn on threads, so that the event loop does not wait, and return its handle."""
+        start_turn = await run_on_thread(read_turn, interruptible=True)
         self.started_turn = await run_on_thread(lambda: start_turn(listener), lambda late: late.handle.cancel())
         if self.is_cancelled:
             self.started_turn.handle.cancel()
@@ -144,9 +147,9 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
 class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
     """`Reply` for asyncio, with `aclose`. The first `anext` begins the turn on a thread; before, `prompt` is empty."""
 
-    def __init__(self, start_turn: Callable[[Listener], StartedTurn]) -> None:
+    def __init__(self, read_turn: Callable[[], Callable[[Listener], StartedTurn]]) -> None:
         super().__init__(_PendingTurn())
-        self._events = AsyncTokenStream(partial(self._pending_turn.begin, start_turn))
+        self._events = AsyncTokenStream(partial(self._pending_turn.begin, read_turn))
 
     def __aiter__(self) -> AsyncReply:
         return self
@@ -175,7 +178,8 @@ class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
                 report_progress(on_progress, event)
         if self._pending_turn.started_turn is None:
             raise InvalidRequest("the reply was closed, or failed, before its request began: ask again")
-        return self._pending_turn.started_turn.handle.result()
+        handle = self._pending_turn.started_turn.handle
+        return handle.result() if handle.ended else await run_on_thread(handle.result)  # closed while it runs
 
     async def aclose(self) -> None:
         """Cancel the request and keep nothing, unless it has ended. Safe to call again."""

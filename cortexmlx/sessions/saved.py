@@ -98,9 +98,11 @@ class SavedConversation:
         if self.template_vars:
             content["template_vars"] = dict(self.template_vars)
         try:
-            content["digest"] = _digest(json.loads(json.dumps(content)))  # as it is read: all keys are texts
+            as_read = json.loads(json.dumps(content))  # all keys are texts
+            content["digest"] = digest = _digest(as_read)
+            self._parse(as_read, digest)
             text = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ": "))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError, InvalidRequest) as error:
             raise ConversationFileError(f"the conversation cannot be written as JSON: {error}") from error
         write_private(path, text.encode("utf-8", "surrogatepass"))
 
@@ -115,18 +117,25 @@ class SavedConversation:
                 "its `digest` line it is taken as it is, and its messages are tokenized anew."
             )
         try:
-            system, messages = content["system"], content["messages"]
-            if not (system is None or isinstance(system, str)) or not _are_messages(messages):
-                raise TypeError("its messages are none")
-            model = SavedModel(**{name: _checked_text(content["model"][name]) for name in ("name", "path", "identity")})
-            params, variables = _parse_params(content["sampling"]), checked_vars(content.get("template_vars", {}))
-            unread = content.get("unread", 0)
-            if type(unread) is not int or not 0 <= unread <= len(messages):
-                raise ValueError("more of it is unread than there is")
-            adapter = checked_adapter(content.get("adapter"))
-            transcript = None if digest is None else _parse_transcript(content["transcript"])
+            return cls._parse(content, digest)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
             raise _foreign_file_error(path, str(error)) from error
+
+    @classmethod
+    def _parse(cls, content: Mapping[str, Any], digest: str | None) -> SavedConversation:
+        """Return the conversation in a file's content. Raises many errors for what is none."""
+        system, messages = content["system"], content["messages"]
+        if not (system is None or isinstance(system, str)):
+            raise TypeError(f"its system prompt is {system!r:.80}, but must be a text or null")
+        if not _are_messages(messages):
+            raise TypeError("its messages are none")
+        model = SavedModel(**{name: _checked_text(content["model"][name]) for name in ("name", "path", "identity")})
+        params, variables = _parse_params(content["sampling"]), checked_vars(content.get("template_vars", {}))
+        unread = content.get("unread", 0)
+        if type(unread) is not int or not 0 <= unread <= len(messages):
+            raise ValueError("more of it is unread than there is")
+        adapter = checked_adapter(content.get("adapter"))
+        transcript = None if digest is None else _parse_transcript(content["transcript"])
         return cls(model, system, tuple(messages), params, transcript, variables, unread, adapter)
 
 
@@ -247,6 +256,20 @@ def shows_images(message: Message) -> bool:
 def without_images(message: Message) -> Message:
     """Return a message with a line in place of each image: files of conversations keep none."""
     return plain_message(message, image_line) if shows_images(message) else message
+
+
+def with_image_bytes(message: Message) -> Message:
+    """Return a message with the bytes of the image files that it names, which may be gone before the next turn."""
+    content: Any = message.get("content")
+    if not shows_images(message) or not any(isinstance(part.get("image"), (str, os.PathLike)) for part in content):
+        return message
+    from cortexmlx.vision.images import read_file
+
+    def read(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        image = part.get("image")
+        return {**part, "image": read_file(image)[1]} if isinstance(image, (str, os.PathLike)) else part
+
+    return {**message, "content": [read(part) for part in content]}
 
 
 def image_line(part: Mapping[str, Any]) -> str:

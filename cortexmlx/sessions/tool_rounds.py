@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.core.deadlines import checked_timeout
+from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.structured.functions import call_function, call_function_async
 from cortexmlx.structured.tools import Tool, ToolCall, read_tools, result_message
 from cortexmlx.types.request import Completion, Message
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams, python_number
 
 MAX_ROUNDS = 10
 """How many rounds of calls an answer may take. After them, the model must answer without tools."""
@@ -60,6 +62,7 @@ class ToolRounds:
                 "sampling parameters and run the calls of the answer yourself",
                 field="tools",
             )
+        timeout, max_rounds = checked_timeout(timeout), python_number(max_rounds)
         if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
             raise InvalidRequest(f"max_rounds is {max_rounds!r}, but must be a number of at least 1")
         if params.n != 1:
@@ -93,7 +96,18 @@ class ToolRounds:
         return messages
 
     async def arun_calls(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
-        """`run_calls` for asyncio: coroutine functions run in this event loop, other functions on a thread."""
+        """`run_calls` for asyncio: coroutine functions run in this event loop, other functions on a thread. Raises
+        RequestTimeout while one still runs at the end of the time, and cancels it if it is a coroutine.
+        """
+        try:
+            async with asyncio.timeout(self.time_left) as limit:
+                return await self._arun_calls(answer, approve)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RequestTimeout("a function still ran at the end of the question's time: give it more time") from None
+
+    async def _arun_calls(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
         messages = []
         for call in answer.tool_calls:
             is_allowed = True if approve is None else approve(call)

@@ -44,7 +44,7 @@ class Assistant:
         self._questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._engine: Engine | None = None
         self._reply: Reply | None = None
-        self._stopped = False
+        self._stopped = self._closed = False
         self._thread = threading.Thread(target=self._run, name="assistant", daemon=True)
 
     def start(self) -> None:
@@ -69,7 +69,8 @@ class Assistant:
             engine.on_memory_pressure(level)
 
     def close(self) -> None:
-        """Stop, and give the memory back."""
+        """Stop, answer no further question, and give the memory back."""
+        self._closed = True
         self._questions.put(None)
         self.stop()
         self._thread.join(5)
@@ -80,8 +81,8 @@ class Assistant:
                 self._engine = engine
                 talk = engine.conversation(system=SYSTEM, params=PARAMS)
                 self.view = View(f"{engine.info.name} is ready")
-                while (question := self._questions.get()) is not None:
-                    self._stopped = False
+                while (question := self._questions.get()) is not None and not self._closed:
+                    self._stopped = self._closed
                     self.view = View("Reading ...", busy=True)
                     try:
                         with talk.stream(question) as self._reply:

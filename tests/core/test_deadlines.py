@@ -8,10 +8,11 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cortexmlx import CortexError, Engine, InvalidRequest, RequestTimeout, SamplingParams, TokenEvent
-from cortexmlx.core.deadlines import Deadlines
+from cortexmlx.core.deadlines import Deadlines, checked_timeout
 from cortexmlx.types.request import FinishReason, RequestId, RequestState
 from support.engine.asked import LONG, PROMPT, SHORT
 from support.engine.core_driver import finally_nothing_lost
@@ -110,6 +111,12 @@ def test_what_is_no_time_is_refused(engine: Engine, timeout: Any) -> None:
     for ask in (engine.generate, engine.stream, engine.submit, engine.as_completed):
         with pytest.raises(InvalidRequest, match=r"timeout is .*, but must be a number of seconds in \(0, 1e9\] or No"):
             ask([PROMPT] if ask == engine.as_completed else PROMPT, SHORT, timeout=timeout)
+
+
+def test_a_time_may_be_a_number_of_numpy(engine: Engine) -> None:
+    for seconds in (np.int64(PATIENCE), np.float32(PATIENCE)):
+        assert type(checked_timeout(seconds)) in (int, float)
+        assert len(engine.generate(PROMPT, SHORT, timeout=seconds).token_ids) == 12
 
 
 def test_each_is_late_once_and_who_has_ended_is_forgotten() -> None:

@@ -79,9 +79,14 @@ def test_a_batch_goes_on_after_a_prompt_that_is_never_read(looping: Engine, monk
     assert isinstance(results[0], RequestTimeout) and len(results[1].token_ids) == SHORT.max_tokens
 
 
-def test_the_event_loop_goes_on_while_a_chat_template_loops_and_a_cancelled_task_ends_it(looping: Engine) -> None:
+@pytest.mark.parametrize("call", ["agenerate", "aask"])
+def test_the_event_loop_goes_on_while_a_chat_template_loops_and_a_cancelled_task_ends_it(
+    looping: Engine, call: str
+) -> None:
+    asked = (looping.agenerate if call == "agenerate" else looping.conversation().aask)(ASKED, SHORT)
+
     async def give_up() -> None:
-        task = asyncio.ensure_future(looping.agenerate(ASKED, SHORT))
+        task = asyncio.ensure_future(asked)
         while not alive():
             await asyncio.sleep(0.001)
         other = await looping.agenerate([1, 2, 3], SHORT)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cortexmlx import ChatPrompt, Engine
@@ -136,5 +137,7 @@ def test_there_are_as_many_params_as_prompts(engine: Engine, prompts: Any, param
 
 
 def test_a_window_holds_at_least_one(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="window is 0"):
-        engine.as_completed([[1]], window=0)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(InvalidRequest, match=f"window is {wrong}"):
+            engine.as_completed([[1]], window=wrong)  # type: ignore[arg-type]
+    assert len(list(engine.as_completed([[1], [2]], SHORT, window=np.int64(1)))) == 2  # type: ignore[arg-type]

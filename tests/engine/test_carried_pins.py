@@ -5,6 +5,7 @@ same tokens, and refused for another model, adapter or precision.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,18 @@ def test_what_cannot_be_exported_says_why(tiny: Any, tmp_path: Path) -> None:
         assert (tmp_path / "again").stat().st_size == (tmp_path / "file").stat().st_size
     with Engine(tiny("llama"), kv_memory="256KB") as engine, pytest.raises(PrefixRefused, match="kv_store"):
         engine.import_pin(tmp_path / "file")
+
+
+def test_a_folder_that_is_gone_keeps_no_name_and_the_pin_stays(
+    tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tiny("llama"), tmp_path / "one") as engine:
+        engine.pin(PREFIX, name="first")
+        shutil.rmtree(tmp_path / "one")
+        pin = engine.pin(PREFIX, name="second")
+        assert (pin.name, pin.tokens, engine.stats().pins) == ("second", 88, 2) and "cannot be written" in caplog.text
+        with pytest.raises(PrefixRefused, match="pieces of 'second' are not on disk"):
+            pin.export(tmp_path / "file")
 
 
 def test_an_engine_that_closes_meanwhile_says_so(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,20 @@ def test_what_does_not_fit_is_said_and_the_next_question_is_answered(assistant: 
     assert soon(lambda: assistant.view.status.startswith("100 tokens"))
 
 
+def test_closing_answers_no_question_that_still_waits(assistant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(tokens: Any, logits: Any) -> Any:
+        assert not assistant.view.answer or soon(lambda: assistant._closed)
+        return logits
+
+    params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=[wait])
+    monkeypatch.setattr(sys.modules[type(assistant).__module__], "PARAMS", params)
+    for number in range(9):
+        assistant.ask(f"question {number}?")
+    assert soon(lambda: assistant.view.answer)
+    assistant.close()
+    assert assistant.view.status.startswith("Stopped after") and assistant._questions.qsize() >= 7
+
+
 def test_a_model_that_is_not_there_is_said() -> None:
     assistant = example("menu_bar/assistant.py").Assistant("no such model")
     assistant.start()

@@ -262,7 +262,7 @@ FAULTS = (
         "divisor = count - first",
     ),
     Fault("mean_sqrt is a mean", TEXTS, "sqrt(count - first)", "(count - first)"),
-    Fault("an unknown prompt is none", TEXTS, "if name is not None and name not in info.prompts:", "if False:"),
+    Fault("an unknown prompt is none", TEXTS, "not (isinstance(name, str) and name in info.prompts)", "False"),
     Fault("the default prompt is forgotten", TEXTS, "info.default_prompt if prompt is None else prompt", "prompt"),
     Fault("texts stay in capitals", TEXTS, "text.lower() if self._files.lowercase", "text if self._files.lowercase"),
     Fault(

@@ -100,8 +100,9 @@ def test_an_edit_computes_what_lies_behind_it(engine: Engine) -> None:
     answer = talk.regenerate()
     assert new_tokens(answer) <= len("\n<s>user: the third question, xxxx\n<s>assistant: ") + BLOCK
     assert answer.usage.prompt_tokens == last.usage.prompt_tokens + len(", xxxx")
-    with pytest.raises(InvalidRequest, match="there is no message 6: the conversation has 6"):
-        talk.edit(6, "x")
+    for index in (6, -7, "0", 1.0, None):
+        with pytest.raises(InvalidRequest, match=f"there is no message {index}: the conversation has 6"):
+            talk.edit(index, "x")  # type: ignore[arg-type]
 
 
 def test_turns_are_taken_back_one_after_the_other(engine: Engine) -> None:

@@ -100,7 +100,7 @@ def test_the_same_for_asyncio() -> None:
             asked.handle.push(TokenEvent("a", 1))
             return StartedTurn(asked.handle, replace(TURN, opened="<think>"), asked.kept.append)
 
-        reply = AsyncReply(begin)
+        reply = AsyncReply(lambda: begin)
         assert not reply.prompt
         assert (await anext(reply)).text == "a"
         assert (reply.prompt, reply.opened) == ([3], "<think>")
@@ -118,13 +118,32 @@ def test_the_same_for_asyncio() -> None:
     assert not closed.kept and closed.cancelled == [7]
 
 
+def test_the_result_of_a_reply_that_was_closed_holds_up_no_event_loop() -> None:
+    asked = Asked()
+
+    async def read() -> None:
+        reply = AsyncReply(lambda: lambda listener: StartedTurn(asked.handle, TURN, asked.kept.append))
+        reading = asyncio.ensure_future(anext(reply))
+        while not reply.prompt:
+            await asyncio.sleep(0.001)
+        await reply.aclose()
+        result = asyncio.ensure_future(reply.result())
+        await asyncio.sleep(0)
+        asked.finish()
+        assert await asyncio.wait_for(result, PATIENCE) is DONE
+        reading.cancel()
+
+    asyncio.run(read())
+    assert asked.cancelled and not asked.kept
+
+
 @pytest.mark.parametrize("how", ["close", "fail"])
 def test_what_never_began_has_no_result(how: str) -> None:
     def refuse(listener: Any) -> StartedTurn:
         raise PromptTooLong("too long")
 
     async def read() -> None:
-        reply = AsyncReply(refuse)
+        reply = AsyncReply(lambda: refuse)
         if how == "close":
             await reply.aclose()
         else:
@@ -146,7 +165,7 @@ def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how:
         return StartedTurn(asked.handle, TURN, asked.kept.append)
 
     async def cancel() -> None:
-        task = asyncio.ensure_future(anext(reply := AsyncReply(begin)))
+        task = asyncio.ensure_future(anext(reply := AsyncReply(lambda: begin)))
         while not begun.is_set():
             await asyncio.sleep(0.001)
         reply.cancel() if how == "cancel" else task.cancel()
@@ -169,7 +188,7 @@ def test_a_second_reader_is_refused_and_the_turn_is_kept() -> None:
         return StartedTurn(asked.handle, TURN, asked.kept.append)
 
     async def read() -> None:
-        reply = AsyncReply(begin)
+        reply = AsyncReply(lambda: begin)
         first = asyncio.ensure_future(anext(reply))
         await asyncio.sleep(0)
         with pytest.raises(InvalidRequest, match="another task"):

@@ -93,6 +93,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert SavedConversation.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]
     with pytest.raises(ConversationFileError, match="cannot be written as JSON: Object of type set"):
         replace(TALK, messages=({"role": "user", "content": {1}},)).write(path)
+    for wrong in ({"system": 5}, {"adapter": 7}, {"unread": 99}, {"template_vars": {"a": [{}, set()]}}):
+        with pytest.raises(ConversationFileError, match="cannot be written as JSON: "):
+            replace(TALK, **wrong).write(path)
+    assert SavedConversation.read(path) == TALK, "what could not be read again is not written"
     with pytest.raises(ConversationFileError, match="cannot be written: File exists"):
         TALK.write(path / "inside.json")
 

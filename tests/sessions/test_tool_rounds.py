@@ -19,6 +19,7 @@ from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolRounds
 from cortexmlx.structured.tools import ToolCall
 from support.models.calling import write_calling
 from support.models.thinking import dictated
+from support.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,21 @@ def test_a_turn_that_fails_in_a_later_round_leaves_no_trace(engine: Engine) -> N
     assert again.usage.cached_tokens >= before.usage.prompt_tokens - 32 and talk.messages[:2] == messages
 
 
+def test_in_asyncio_a_function_that_hangs_ends_with_the_questions_time(engine: Engine) -> None:
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def refuses(call: ToolCall) -> bool:
+        raise TimeoutError("of approve's own")
+
+    talk, said = engine.conversation(), dictated(engine, call("hangs"), "So.")
+    with pytest.raises(RequestTimeout, match="a function still ran"):
+        asyncio.run(asyncio.wait_for(talk.aask("?", said, tools=[hangs], timeout=5), PATIENCE))
+    with pytest.raises(TimeoutError, match="of approve's own"):
+        asyncio.run(talk.aask("?", said, tools=[hangs], approve=refuses, timeout=PATIENCE))
+    assert talk.messages == ()
+
+
 def test_nothing_else_is_asked_or_changed_while_functions_run(engine: Engine) -> None:
     talk = engine.conversation()
     refused: list[str] = []
@@ -210,6 +226,8 @@ def test_a_conversation_with_calls_is_saved_loaded_and_read(engine: Engine, tmp_
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "the tool 'f' has no function to run"),
         ({"tools": [weather], "max_rounds": 0}, "max_rounds is 0"),
         ({"tools": [weather], "max_rounds": True}, "max_rounds is True"),
+        ({"tools": [weather], "timeout": "5"}, "timeout is '5'"),
+        ({"tools": [weather], "timeout": -1}, "timeout is -1"),
         ({"tools": [weather], "params": SamplingParams(n=2)}, "n is 2, but functions are run for one answer"),
         ({"tools": [weather, weather]}, "two tools are called 'weather'"),
         ({"tools": [print]}, "the function print cannot be a tool"),

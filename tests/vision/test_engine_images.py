@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
+from cortexmlx import Engine, SamplingParams
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, OutOfMemory, PromptTooLong
 from cortexmlx.types.request import FinishReason
@@ -236,6 +236,20 @@ def test_what_cannot_be_shown_is_refused(folders: dict[str, Path], tmp_path: Pat
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
     with Engine(write_tiny(tmp_path / "blind")) as engine, pytest.raises(InvalidRequest, match="only text is read"):
         engine.generate(prompts()[1])
+
+
+def test_a_conversation_has_its_images_also_when_their_files_are_gone(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    picture(40, 40).save(path)
+    with Engine(folders["qwen3_vl"], kv_memory="4MB") as engine:
+        talk = engine.conversation(params=SamplingParams(max_tokens=4, ignore_eos=True))
+        with pytest.raises(InvalidRequest, match="there is no file no such file"):
+            talk.ask(shown("what?", "no such file"))
+        first = talk.ask(shown("what?", str(path)))
+        picture(40, 40, seed=1).save(path)
+        assert talk.ask("sure?").usage.cached_tokens >= first.usage.prompt_tokens // 32 * 32, "the image that was shown"
+        path.unlink()
+        assert talk.ask("and now?").usage.cached_tokens > first.usage.prompt_tokens and talk.fork().tokens
 
 
 def test_small_files_with_large_images_take_bounded_memory(

@@ -132,6 +132,8 @@ def test_unknown_prompts_are_refused_with_those_that_there_are(tmp_path: Path) -
     write_embedding(tmp_path / "two")
     with pytest.raises(EmbeddingRefused, match="no prompt 'queries': its files name 'document', 'query'"):
         reader(tmp_path / "two", "queries")
+    with pytest.raises(EmbeddingRefused, match=r"no prompt \['query'\]: its files"):
+        reader(tmp_path / "two", ["query"])  # type: ignore[arg-type]
     write_embedding(tmp_path / "none", prompts={})
     with pytest.raises(EmbeddingRefused, match="no prompt 'query': its files name none"):
         reader(tmp_path / "none", "query")
