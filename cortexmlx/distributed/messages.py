@@ -373,7 +373,7 @@ def sent_param_types(params: type) -> dict[str, Any]:
     if strange := NOT_SENT - field_types.keys():
         raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
     sent_types = {name: kind for name, kind in field_types.items() if name not in NOT_SENT}
-    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), vars(sys.modules[params.__module__]))
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), vars(sys.modules[SamplingParams.__module__]))
     for name, kind in kinds.items():
         if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
             raise TypeError(f"the sampling parameter {name!r} has no bytes: {kind}; or it is NOT_SENT")
