@@ -11,7 +11,7 @@ from typing import TextIO
 
 from cortexmlx.cli.program import NAME, adapt_commands
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import FAILED, INTERRUPTED, exit_on_second_interrupt
+from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, exit_on_second_interrupt
 from cortexmlx.cli.terminal.harmless import filter_streams
 
 MLX_ENVIRONMENT = {
@@ -43,12 +43,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             from cortexmlx.cli.app import app
 
-            app(arguments, prog_name=NAME)
+            try:
+                app(arguments, prog_name=NAME)
+            finally:
+                sys.stdout.flush()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:  # before there was a command to interrupt
             return INTERRUPTED
         except OSError as error:  # of --version or --help
+            console.silence_stdout()
+            if isinstance(error, BrokenPipeError):
+                return BROKEN_PIPE
             console.print_error(f"stdout cannot be written: {error.strerror}")
             return FAILED
     return 0

@@ -57,7 +57,7 @@ def _os_error_text(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         return "the folder in which this shell is was deleted: cd to another one"
-    return str(error)
+    return error.strerror or str(error)
 
 
 def _wrap_usage_error(usage: Any) -> None:

@@ -142,10 +142,13 @@ PLACE: Any = object()
 
 
 def name_places(field: str, parts: object) -> object:
-    """Return the parts of a message, each with its place in the client's `field`, for errors."""
+    """Return parts of a message of which the images know their place in the client's `field`."""
     if not isinstance(parts, list):
         return parts
-    return [{**part, PLACE: f"{field}[{i}]"} if isinstance(part, Mapping) else part for i, part in enumerate(parts)]
+    return [
+        {**part, PLACE: f"{field}[{index}]"} if isinstance(part, Mapping) and part.get("type") in KINDS else part
+        for index, part in enumerate(parts)
+    ]
 
 
 def read_pieces(

@@ -41,11 +41,12 @@ def test_what_follows_two_dashes_is_not_ours(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_version_that_cannot_be_written_is_one_message() -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cortexmlx", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert (done.returncode, done.stderr) == (1, "error: stdout cannot be written: No space left on device\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for variables in (environment, environment | {"PYTHONUNBUFFERED": "1"}):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "cortexmlx", "--version"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables)
+        assert (done.returncode, done.stderr) == (1, "error: stdout cannot be written: No space left on device\n")
 
 
 def fails_with_a_traceback() -> None:
