@@ -170,10 +170,12 @@ def test_others_get_tokens_between_the_pieces_of_a_block(
     with Engine(folders["qwen3_5"], speculate=False) as engine:
         others = engine.submit("a text", max_tokens=400, ignore_eos=True)
         seen: list[int] = []
+        rows = set[int]()
         own = Sight.advance
 
         def advance(sight: Sight, seconds: float | None) -> None:
             seen.append(engine._worker.core.measurements.generated_tokens)
+            rows.add(engine._worker.core.scheduler.rows_running)
             assert seconds == 0.25 / 2
             own(sight, 0.0)
 
@@ -181,6 +183,7 @@ def test_others_get_tokens_between_the_pieces_of_a_block(
         monkeypatch.setattr(towers, "MAX_PRODUCTS", 50_000)
         assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
         others.cancel()
+        assert rows == {1}, "who waits for an image has no row"
         assert len(seen) > 20 and len(set(seen)) > 15 and others.result().finish_reason is FinishReason.CANCELLED
 
 

@@ -132,7 +132,7 @@ def test_a_run_with_images_takes_no_more_than_was_planned(
 ) -> None:
     """The largest image, whose tower takes most of the memory; then others, whose features are not all kept."""
     pytest.importorskip("PIL")
-    monkeypatch.setattr(towers, "MAX_PRODUCTS", 1 << 23)
+    monkeypatch.setattr(towers, "MAX_PRODUCTS", 1 << 26)
     monkeypatch.setattr(sight, "FEATURE_BYTES", 1 << 16)
     large = {"hidden_size": 128, "intermediate_size": 1536, "depth": 2}
     folder = write_sighted(tmp_path / "model", "qwen3_vl", vision=large, most_pixels=64 * 144)
