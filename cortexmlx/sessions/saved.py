@@ -250,7 +250,9 @@ def _parse_transcript(record: Mapping[str, Any]) -> Transcript:
 def shows_images(message: Message) -> bool:
     """Return whether a message has an image among its parts."""
     content = message.get("content")
-    return is_list(content) and any(isinstance(each, Mapping) and each.get("type") in _IMAGES for each in content)
+    if isinstance(content, str) or not is_list(content):
+        return False
+    return any(isinstance(each, Mapping) and each.get("type") in _IMAGES for each in content)
 
 
 def without_images(message: Message) -> Message:

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions import saved as files
-from cortexmlx.sessions.saved import SavedConversation, SavedModel, copy_messages, parse_foreign_messages
+from cortexmlx.sessions.saved import (
+    SavedConversation,
+    SavedModel,
+    copy_messages,
+    parse_foreign_messages,
+    shows_images,
+)
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
@@ -303,3 +309,13 @@ def test_a_saved_conversation_is_no_list_of_messages(tmp_path: Path) -> None:
     talk.ask("one")
     talk.save(tmp_path / "talk.json")
     assert parse_foreign_messages(tmp_path, (tmp_path / "talk.json").read_text()) is None
+
+
+def test_a_text_is_not_searched_for_images_by_characters() -> None:
+    """Each turn looked at each character of a conversation, and each save did twice."""
+
+    class Text(str):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+    assert not shows_images({"role": "user", "content": Text("a")})
