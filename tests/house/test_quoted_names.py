@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
@@ -29,9 +28,14 @@ FOREIGN = {
     "SwitchGLU",
     "TransformerBlock",
     "MtpLayer",  # mlx-vlm's
-    "ScaledDotProductAttention",  # MLX's
+    "Gemma4AssistantForCausalLM",  # transformers'
+    "_Float16",  # of C
+    "Factor",  # of our shaders
 }
-"""Classes of other packages that are named and not imported."""
+"""Types of other packages and languages that are named and not imported."""
+
+
+BLANK = (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING)
 
 
 def tokens_of(text: str) -> list[tokenize.TokenInfo]:
@@ -43,19 +47,19 @@ def words_of(text: str) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", re.sub("```.*?```", "", text, flags=re.DOTALL))
 
 
-def prose_of(text: str) -> Iterator[str]:
-    """The docstrings and comments of a module."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
-    yield from (token.string for token in tokens_of(text) if token.type == tokenize.COMMENT)
+def prose_of(tokens: list[tokenize.TokenInfo]) -> Iterator[str]:
+    """The docstrings and comments of a module: texts that begin a line of code."""
+    begins = True
+    for token in tokens:
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and begins):
+            yield token.string
+        begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) or (begins and token.type in BLANK)
 
 
 def test_names_in_quotes_are_those_of_something_that_is_there() -> None:
     texts = {path: path.read_text() for path in MODULES}
-    names = {
-        path: {token.string for token in tokens_of(text) if token.type == tokenize.NAME} for path, text in texts.items()
-    }
+    tokens = {path: tokens_of(text) for path, text in texts.items()}
+    names = {path: {token.string for token in of if token.type == tokenize.NAME} for path, of in tokens.items()}
     every = set().union(*names.values())
     members = defaultdict(set)
     for path, text in texts.items():
@@ -66,20 +70,20 @@ def test_names_in_quotes_are_those_of_something_that_is_there() -> None:
     def is_there(word: str, here: set[str]) -> bool:
         if re.fullmatch(r"[\w./]+\.py", word):
             return any(f"/{file}".endswith(f"/{word.lstrip('./')}") for file in files)
-        if (name := re.match(r"[A-Za-z_][\w.]*(?=$|[^\w<])", word)) is None:
+        if (name := re.match(r"[A-Za-z_][\w.]*(?=$|[(=\[])", word)) is None:
             return True
         first, *rest = name.group().split(".")
         if re.fullmatch(r"_[a-z]\w+", first) and not rest:
             return first in here
-        if not re.fullmatch(r"_?[A-Z][a-z]+[A-Z]\w*", first):
+        if not re.fullmatch(r"_?[A-Z][a-z]\w+", first):
             return True
-        return first in every | FOREIGN and all(each in (members.get(first) or every) for each in rest)
+        return (first in every or first in FOREIGN) and all(each in (members.get(first) or every) for each in rest)
 
     stale = [
         f"{path.relative_to(ROOT)}: `{word}`"
         for paths, where in ((MODULES, names.__getitem__), (PAGES, lambda _: every))
         for path in paths
-        for prose in (prose_of(texts[path]) if path in texts else [path.read_text()])
+        for prose in (prose_of(tokens[path]) if path in tokens else [path.read_text()])
         for word in words_of(prose)
         if not is_there(word, where(path))
     ]
