@@ -21,7 +21,7 @@ from cortexmlx.core.arguments import (
 )
 from cortexmlx.core.as_completed import AsCompleted, PendingPrompt, pair_with_params
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
-from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.config import EngineConfig, is_count
 from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.core.embedding import Embedder
 from cortexmlx.core.event_loop import make_async_open, run_on_thread, warn_if_blocking
@@ -94,9 +94,10 @@ class Engine(NotCopyable):
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
         except BaseException as error:  # whose traceback holds this engine, as long as an app keeps it
-            self._worker.request_stop()
-            if isinstance(error, Exception):  # an interrupt waits for nothing
+            if isinstance(error, Exception):
                 self._worker.stop()
+            else:  # an interrupt waits for nothing
+                self._worker.request_stop()
             raise
 
     open = classmethod(make_async_open(__init__))
@@ -206,7 +207,7 @@ class Engine(NotCopyable):
         prompts, or one each. Other parameters: see `submit`.
         """
         timeout, window = checked_timeout(timeout), python_number(window)
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        if window is not None and not is_count(window, 1):
             raise InvalidRequest(f"window is {window!r}, but must be at least 1 prompt or None")
         if sampling:
             params = with_keywords_each(params, **sampling)

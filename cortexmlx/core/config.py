@@ -139,12 +139,12 @@ class EngineConfig:
         for each in fields(self):
             object.__setattr__(self, each.name, python_number(getattr(self, each.name)))
         self._require("block_size", _is_one_of(self.block_size, BLOCK_SIZES), f"one of {BLOCK_SIZES}")
-        self._require("max_rows", _is_count(self.max_rows, 1), "at least 1")
+        self._require("max_rows", is_count(self.max_rows, 1), "at least 1")
         budget = self.prefill_budget
-        self._require("prefill_budget", budget is None or _is_count(budget, 1), "at least 1 token, or None")
+        self._require("prefill_budget", budget is None or is_count(budget, 1), "at least 1 token, or None")
         for name in ("max_request_tokens", "client_tokens"):
             tokens = getattr(self, name)
-            self._require(name, tokens is None or _is_count(tokens, 2), "at least 2 tokens or None")
+            self._require(name, tokens is None or is_count(tokens, 2), "at least 2 tokens or None")
         target = self.token_target
         target_ok = isinstance(target, Real) and not isinstance(target, bool) and target > 0
         self._require("token_target", target is None or target_ok, "more than 0 seconds or None")
@@ -155,8 +155,8 @@ class EngineConfig:
         )
         self._require("kv_group_size", group_size_ok, f"one of {GROUP_SIZES}, with kv_bits, or None")
         first, last = self.keep_first, self.keep_last
-        self._require("keep_first", first is None or _is_count(first, 0), "at least 0 tokens or None")
-        self._require("keep_last", last is None or _is_count(last, 1), "at least 1 token or None")
+        self._require("keep_first", first is None or is_count(first, 0), "at least 0 tokens or None")
+        self._require("keep_last", last is None or is_count(last, 1), "at least 1 token or None")
         self._require("reproducible", isinstance(self.reproducible, bool), "True or False")
         self._require("speculate", isinstance(self.speculate, bool), "True or False")
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
@@ -181,8 +181,8 @@ class EngineConfig:
         for name, path in (self.adapters or {}).items():
             ok = is_adapter_name(name) and isinstance(path, (str, Path))
             self._require("adapters", ok, "a mapping of names, of 1 to 1,024 characters, to folders")
-        self._require("max_adapters", _is_count(self.max_adapters, 1), "at least 1")
-        self._require("max_adapter_rank", _is_count(self.max_adapter_rank, 1), "at least 1")
+        self._require("max_adapters", is_count(self.max_adapters, 1), "at least 1")
+        self._require("max_adapter_rank", is_count(self.max_adapter_rank, 1), "at least 1")
         parse_size(self.adapter_memory)
 
     def _check_hosts(self) -> None:
@@ -190,7 +190,7 @@ class EngineConfig:
         hosts = self.hosts
         is_host_file = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
         self._require(
-            "hosts", hosts is None or is_host_file or _is_count(hosts, 1), "a number, a host file's path or None"
+            "hosts", hosts is None or is_host_file or is_count(hosts, 1), "a number, a host file's path or None"
         )
         self._require("resume_lost", isinstance(self.resume_lost, bool), "True or False")
         if hosts is None:
@@ -231,7 +231,7 @@ class EngineConfig:
             raise InvalidRequest(f"{name} is {getattr(self, name)!r:.80}, but must be {requirement}")
 
 
-def _is_count(value: object, minimum: int) -> bool:
+def is_count(value: object, minimum: int) -> bool:
     """Return whether a value is an integer of at least `minimum`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
 

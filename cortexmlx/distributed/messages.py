@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -30,6 +29,7 @@ from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.plan import SamplingRow, Segment, StepPlan
 from cortexmlx.stats import CommandBuffers
+from cortexmlx.types import sampling_params
 from cortexmlx.types.arrays import IntArray, TokenList
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -373,7 +373,7 @@ def sent_param_types(params: type) -> dict[str, Any]:
     if strange := NOT_SENT - field_types.keys():
         raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
     sent_types = {name: kind for name, kind in field_types.items() if name not in NOT_SENT}
-    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), vars(sys.modules[SamplingParams.__module__]))
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), vars(sampling_params))
     for name, kind in kinds.items():
         if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
             raise TypeError(f"the sampling parameter {name!r} has no bytes: {kind}; or it is NOT_SENT")

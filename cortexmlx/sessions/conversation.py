@@ -167,9 +167,8 @@ class Conversation:
                 answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
-                self._runs_functions = True
-                question = rounds.run_calls(answer, approve)
-                self._runs_functions = False
+                with self._running_functions():
+                    question = rounds.run_calls(answer, approve)
 
     def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
@@ -208,9 +207,8 @@ class Conversation:
                 answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
-                self._runs_functions = True
-                question = await rounds.arun_calls(answer, approve)
-                self._runs_functions = False
+                with self._running_functions():
+                    question = await rounds.arun_calls(answer, approve)
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
@@ -342,13 +340,22 @@ class Conversation:
             )
 
     @contextmanager
+    def _running_functions(self) -> Iterator[None]:
+        """Context in which functions run between two answers of a turn: see `_check_not_answering`."""
+        self._runs_functions = True
+        try:
+            yield
+        finally:
+            self._runs_functions = False
+
+    @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
         """Context that undoes every change of the messages if an error leaves it."""
-        previous_state = self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions
+        previous_state = self._messages, self._transcript, self._finished_turn, self.unread
         try:
             yield
         except BaseException:
-            self._messages, self._transcript, self._finished_turn, self.unread, self._runs_functions = previous_state
+            self._messages, self._transcript, self._finished_turn, self.unread = previous_state
             raise
 
     def _with_question(self, question: Question | None) -> tuple[Message, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cortexmlx.core.config import is_count
 from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.structured.functions import call_function, call_function_async
@@ -63,7 +64,7 @@ class ToolRounds:
                 field="tools",
             )
         timeout, max_rounds = checked_timeout(timeout), python_number(max_rounds)
-        if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
+        if not is_count(max_rounds, 1):
             raise InvalidRequest(f"max_rounds is {max_rounds!r}, but must be a number of at least 1")
         if params.n != 1:
             raise InvalidRequest(f"n is {params.n}, but functions are run for one answer: set n to 1", field="n")

@@ -49,15 +49,15 @@ class SeparateArguments(CallFormat):
             raise _schema_error(tool, f"the reference {broken_reference!r:.80} leads nowhere in them")
         if tool.strict and (note := next(self.notes(tool), None)):
             raise _schema_error(tool, note)
-        shared = {"$defs": {"tool": close_arguments(tool.schema)}}
         for index, argument in enumerate(arguments.values()):
             if self.text_end and any(self.text_end in text for text in argument.listed_values):
                 raise _schema_error(tool, f"a value holds the tag {self.text_end.strip()}")
             name = f"tool_{number}_{index}"
-            text = to_json_text(argument.schema)
-            if '"$ref": "#' in text:  # it leads from the schema of the tool
-                text = _REFERENCE.sub(r"\g<0>/$defs/tool", to_json_text({**argument.schema, **shared}))
-            json = json_grammar(name, load_json(text), tool.strict, self.separators)
+            schema = argument.schema
+            if '"$ref": "#' in to_json_text(schema):  # it leads from the schema of the tool
+                text = to_json_text({**schema, "$defs": {"tool": close_arguments(tool.schema)}})
+                schema = load_json(_REFERENCE.sub(r"\g<0>/$defs/tool", text))
+            json = json_grammar(name, schema, tool.strict, self.separators)
             yield from self.value_grammars(argument, json, specials)
 
     @abstractmethod
