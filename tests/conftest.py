@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -112,6 +113,17 @@ def patient_store() -> Iterator[None]:
             patched.setattr(store_connector, seconds, PATIENCE)
         patched.setattr(KVStore.close, "__defaults__", (PATIENCE,))
         yield
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """A command that a test runs in this process, such as one with `--debug`, sets the log for itself alone."""
+    loggers = [logging.getLogger(name) for name in ("", "cortexmlx", "huggingface_hub")]
+    before, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
+    yield
+    loggers[0].handlers[:] = handlers
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -57,19 +56,6 @@ def fails_with_a_traceback() -> None:
     logging.getLogger("cortexmlx").debug("a detail")
 
 
-@pytest.fixture
-def root_log() -> Iterator[None]:
-    """The log as it was, afterwards."""
-    names = ("", "cortexmlx", "huggingface_hub")
-    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
-    handlers = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = handlers
-    for logger, level in before:
-        logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("root_log")
 def test_a_warning_is_one_line_and_debug_shows_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
     start.log_to_stderr(debug=False)
     fails_with_a_traceback()
