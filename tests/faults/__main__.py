@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,16 +100,21 @@ def first_failure(folder: Path, tests: Sequence[str]) -> tuple[str, str] | None:
     return failed.group(1), error.group(1)[:120] if error else ""
 
 
-def judge(folder: Path, fault: Fault, tests: Sequence[str], seeds: int) -> tuple[str, str]:
-    """Plant the fault in the copy, and return a word and what the tests said."""
+def judge(folder: Path, fault: Fault, tests: Sequence[str], seeds: int, first: list[str]) -> tuple[str, str]:
+    """Plant the fault in the copy, and return a word and what the tests said. The test files in `first`, which caught
+    other faults of the same file, run before the others; a further one is added to them.
+    """
     path = folder / fault.file
     text = path.read_text()
     path.write_text(text.replace(fault.old, fault.new))
     try:
-        failure = first_failure(folder, tests)
+        failure = first_failure(folder, first) if first else None
+        failure = failure or first_failure(folder, tests)
         if failure is None:
             return "MISSED", ""
         test, error = failure
+        if (name := test.partition("::")[0].removeprefix("tests/")) and name not in first:
+            first.append(name)
         said = f"{test.split('::')[-1]}: {error}"
         if not test or not seeds:
             return "caught" if test else "BROKEN", said
@@ -140,6 +146,7 @@ def main() -> int:
         print(f"{len(faults)} faults can be planted")
         return 0
     missed = 0
+    first: defaultdict[tuple[str, Sequence[str]], list[str]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "tree")
         shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__", "build"))
@@ -148,7 +155,7 @@ def main() -> int:
                 print(f"without any fault the tests fail already: {': '.join(failure)}")
                 return 1
         for fault, tests in faults:
-            word, said = judge(folder, fault, tests, options.seeds)
+            word, said = judge(folder, fault, tests, options.seeds, first[fault.file, tests])
             missed += word != "caught"
             print(f"{word:<8}{fault.name:<72}{fault.file:<24}{said}", flush=True)
     print(f"{len(faults) - missed} of {len(faults)} caught")
