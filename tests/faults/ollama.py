@@ -13,9 +13,9 @@ TESTS = ("protocols/ollama", "server/test_ollama.py", "server/test_hostile_bodie
 
 FAULTS = (
     Fault("a body streams only if it says so", CHAT, 'fields.get("stream", True)', 'fields.get("stream", False)'),
-    Fault("num_predict is a limit also below 1", CHAT, '_is_below(values.get("max_tokens"), 1)', "False"),
+    Fault("num_predict is a limit also below 1", CHAT, '_is_at_most(values.get("max_tokens"), 0)', "False"),
     Fault("a look back of 0 penalizes", CHAT, 'if values["repetition_context"] == 0:', "if False:"),
-    Fault("seed -1 is a seed", CHAT, '_is_below(values.get("seed"), 0)', "False"),
+    Fault("seed -1 is a seed", CHAT, '_is_at_most(values.get("seed"), -1)', "False"),
     Fault("a level is told to templates without levels", CHAT, "EFFORT in defaults.known_vars", "True"),
     Fault("the name of a result's tool is lost", CHAT, 'fields["name"] = fields.pop("tool_name")', "pass"),
     Fault("several answers are computed", CHAT, '"n": 1}', '"n": defaults.params.n}'),

@@ -126,19 +126,19 @@ def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if served[name] != _NOT_ENFORCED[name]:
             add_note(name, f"the option {name} is not served, so it is ignored")
     values = {_PARAMETERS[name]: value for name, value in served.items() if name in _PARAMETERS}
-    if _is_below(values.get("max_tokens"), 1):
+    if _is_at_most(values.get("max_tokens"), 0):
         values["max_tokens"] = None
-    if _is_below(values.get("seed"), 0):
+    if _is_at_most(values.get("seed"), -1):
         values["seed"] = None
-    if _is_below(values.get("repetition_context"), 1):
+    if _is_at_most(values.get("repetition_context"), 0):
         if values["repetition_context"] == 0:
             values["repetition_penalty"] = 1.0
         values["repetition_context"] = _LOOK_BACK
     return values
 
 
-def _is_below(value: object, bound: int) -> bool:
-    return type(value) is int and value < bound
+def _is_at_most(value: object, bound: int) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value <= bound
 
 
 def _read_format(form: Any) -> dict[str, StructuredOutput]:

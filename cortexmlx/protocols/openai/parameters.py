@@ -129,9 +129,13 @@ def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> di
 def build_sampling_params(
     defaults: SamplingParams, values: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> SamplingParams:
-    """Return the defaults with these values; -1 means no limit, as in vLLM and llama.cpp. Raises InvalidRequest,
-    which names the field as the body `fields` does.
+    """Return the defaults with these values; -1 means no limit, as in vLLM and llama.cpp, and 40.0 is the integer 40,
+    as in JSON schemas. Raises InvalidRequest, which names the field as the body `fields` does.
     """
+    values = {
+        name: int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
+        for name, value in values.items()
+    }
     limits = {
         name: unlimited_value
         for name, unlimited_value in _UNLIMITED_VALUES.items()

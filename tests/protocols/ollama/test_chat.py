@@ -113,7 +113,7 @@ def test_a_body_streams_unless_it_says_otherwise_and_asks_for_one_answer() -> No
 def test_numbers_without_a_limit_are_none() -> None:
     for unlimited in (-2, -1, 0):
         assert asked(options={"num_predict": unlimited}).params.max_tokens is None
-    assert asked(options={"num_predict": 7, "seed": -1, "top_k": -1}).params == SamplingParams(max_tokens=7)
+    assert asked(options={"num_predict": 7.0, "seed": -1.0, "top_k": -1}).params == SamplingParams(max_tokens=7)
     back = asked(options={"repeat_penalty": 2.0, "repeat_last_n": -1}).params
     assert back.repetition_penalty == 2.0 and back.repetition_context > 1_000_000
     assert asked(options={"repeat_penalty": 2.0, "repeat_last_n": 0}).params.repetition_penalty == 1.0

@@ -51,6 +51,7 @@ def params_of(said: dict[str, Any], style: LineStyle) -> SamplingParams:
         ({"logprobs": True}, LineStyle.CHAT, {"logprobs": 0}),
         ({"logprobs": False, "top_logprobs": 0}, LineStyle.CHAT, {}),
         ({"logprobs": 4}, LineStyle.COMPLETIONS, {"logprobs": 4}),
+        ({"max_tokens": 5.0, "top_k": -1.0, "seed": 3.0}, LineStyle.CHAT, {"max_tokens": 5, "seed": 3}),
         ({"max_output_tokens": 5}, LineStyle.RESPONSES, {"max_tokens": 5}),
         ({"include": [LOGPROBS], "top_logprobs": 2}, LineStyle.RESPONSES, {"logprobs": 2}),
     ],
