@@ -30,9 +30,9 @@ def describe_function(function: Function) -> tuple[str, str, dict[str, Any]]:
     """Return a function's name and description as a tool, and the JSON schema of its arguments.
 
     Its type hints are the schema, and parameters with a default are optional. The first paragraph of its docstring is
-    the description, and the `Args:` section (or `:param name:`) describes the parameters, as does
-    `Annotated[int, Field(description=...)]`. Raises InvalidRequest for a parameter without a type hint, or one that
-    cannot be named in a call.
+    the description, and the `Args:` section (or `:param name:`) describes the parameters, as does a
+    `Field(description=...)` of pydantic within `Annotated` or as the default. Raises InvalidRequest for a parameter
+    without a type hint, or one that cannot be named in a call.
     """
     name = _function_name(function)
     docstring = inspect.cleandoc(inspect.getdoc(_unwrap_partial(function)) or "")
@@ -116,8 +116,10 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
 def _arguments_adapter(function: Function, descriptions: Mapping[str, str]) -> Any:
     """Return pydantic's TypeAdapter for a function's arguments, as a mapping, with their `descriptions`."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+    from pydantic.fields import FieldInfo
     from typing_extensions import TypedDict
 
+    make_annotated: Any = Annotated
     unwrapped = _unwrap_partial(function)
     hint_source = unwrapped if inspect.isroutine(unwrapped) or inspect.isclass(unwrapped) else type(unwrapped).__call__
     if inspect.isclass(unwrapped):
@@ -131,9 +133,12 @@ def _arguments_adapter(function: Function, descriptions: Mapping[str, str]) -> A
         kind = hints.get(name, parameter.annotation)
         if kind is parameter.empty:
             raise _function_error(function, f"cannot be a tool: its parameter {name!r} has no type hint")
+        is_required = parameter.default is parameter.empty
+        if isinstance(parameter.default, FieldInfo):
+            kind, is_required = make_annotated[kind, parameter.default], parameter.default.is_required()
         if name in descriptions:
             kind = _with_description(kind, descriptions[name])
-        fields[name] = kind if parameter.default is parameter.empty else NotRequired[kind]
+        fields[name] = kind if is_required else NotRequired[kind]
     make: Any = TypedDict
     arguments = make(_function_name(function), fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")

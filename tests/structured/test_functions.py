@@ -67,8 +67,12 @@ def test_arguments_are_the_types_that_the_function_asks_for() -> None:
     assert call_function(search, '{"query": "é", "where": {"city": "Rome"}, "tags": ["a"]}') == "é Rome web 10 ['a']"
 
 
-def measure(limit: float = math.inf, unit: Annotated[str, pydantic.Field(alias="in")] = "m") -> str:
-    return f"{limit} {unit}"
+def measure(
+    limit: float = math.inf,
+    unit: Annotated[str, pydantic.Field(alias="in")] = "m",
+    digits: int = pydantic.Field(2, ge=0),
+) -> str:
+    return f"{limit} {unit} {digits}"
 
 
 class Unsayable(Exception):
@@ -113,7 +117,7 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         (functools.partial(later, number=3), "later", "{}", '{"number":3}'),
         (functools.partial(search, "x", kind="news"), "search", '{"where": {"city": "Oslo"}}', "x Oslo news 10 None"),
         (wrapped(search), "search", '{"query": "q", "where": {"city": "c"}}', "q c web 10 None"),
-        (measure, "measure", '{"in": "km"}', "inf km"),
+        (measure, "measure", '{"in": "km"}', "inf km 2"),
         (Place, "Place", '{"city": "Bonn"}', '{"city":"Bonn","country":null}'),
     ],
 )
@@ -144,6 +148,7 @@ cycle.append(cycle)
         (search, '{"query": 1, "where": {"city": "c"}}', "Error: query: Input should be a valid string"),
         (search, '{"query": "q", "where": {"city": "c"}, "other": 1}', "Error: other: Extra inputs are not permitted"),
         (search, '{"query": "q", "where": {"city": "c"}, "limit": 51}', "Error: limit: Input should be less than"),
+        (measure, '{"digits": -1}', "Error: digits: Input should be greater"),
         (search, "[]", "Error: arguments: Input should be"),
         (search, "{", "Error: arguments: Invalid JSON"),
         (search, "[" * 100_000, "Error: arguments: Invalid JSON: recursion limit"),
