@@ -64,7 +64,7 @@ class Engine(NotCopyable):
 
     The constructor returns when the model is loaded. Use the engine as a context manager, or call `close`. A dropped
     engine continues until its last request has ended. Raises ModelNotFound, ModelCorrupt, ModelUnsupported,
-    InvalidRequest or ForkedProcess.
+    MemoryRefused, AdapterRefused, InvalidRequest or ForkedProcess; with hosts, also HostRefused or HostLost.
     """
 
     info: ModelInfo
