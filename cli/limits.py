@@ -78,14 +78,14 @@ FREE_SHARE = 3
 
 def drop_oldest_turns(conversation: Conversation, question: Question, engine: Engine) -> str:
     """Drop the oldest turns until `question` and its answer fit. Return a note for the user, empty if none dropped."""
-    token_limit, previous_unread = engine.longest_request, conversation.unread
+    token_limit, previous_unsent = engine.longest_request, conversation.unsent
     answer_tokens = min(conversation.params.max_tokens or token_limit, token_limit // ANSWER_SHARE)
     tokens = conversation.count(question)
     if tokens + answer_tokens <= token_limit:
         return ""
     dropped_count = conversation.make_room(token_limit // FREE_SHARE, question)
-    if conversation.unread == len(conversation.messages):  # a question so long that no third becomes free
-        conversation.unread = previous_unread
+    if conversation.unsent == len(conversation.messages):  # a question so long that no third becomes free
+        conversation.unsent = previous_unsent
         dropped_count = conversation.make_room(answer_tokens, question)
     if not dropped_count:
         return ""

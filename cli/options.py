@@ -251,7 +251,7 @@ ENGINE = {
     "reproducible": Reproducible,
     "speculate": Speculate,
 }
-"""The options that make `EngineConfig`."""
+"""The options that make `EngineConfig`, for most commands. `plan` and `bench` declare their own."""
 
 PER_REQUEST = ("adapters", "max_adapter_rank", "adapter_memory")
 """Those about adapters per request, for commands without them."""

@@ -219,8 +219,8 @@ class CommandBuffers:
     """The share of a step that MLX queues for the GPU before it makes the engine wait, 0 to 1."""
 
     @property
-    def cut(self) -> bool:
-        """Whether a decode step overfills the GPU's queue, so that the GPU may idle while the next step is built."""
+    def may_idle(self) -> bool:
+        """Whether the GPU may idle between two decode steps, since MLX queues less than one at once."""
         return self.run_ahead < 1
 
 

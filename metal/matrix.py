@@ -32,7 +32,7 @@ def _make_entry(sources: str) -> str:
 
 
 class MatrixGeometry(KernelGeometry):
-    """The matrix kernel's threadgroup: a simdgroup's queries are its matrices' columns, for one part of the value."""
+    """The matrix kernel's threadgroup: each simdgroup computes a part of the values, with queries as matrix columns."""
 
     kernel = Kernel.MATRIX
     name = "paged_matrix"

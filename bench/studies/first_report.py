@@ -170,7 +170,7 @@ def _(report: Record, now: Any) -> Finding:
 
 
 def _speeds(report: Record, kernel: str, figure: str) -> list[Record]:
-    """Return the records of a kernel that have a figure. Raises LookupError without any."""
+    """Return the speed records of a kernel in which `figure` is given. Raises LookupError without any."""
     records = [r for r in report["speeds"] if r["kernel"] == kernel and r.get(figure)]
     if not records:
         raise LookupError(f"no figures of {kernel}")

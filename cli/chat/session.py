@@ -173,7 +173,7 @@ class ChatSession:
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
-        conversation, unread = self.conversation, self.conversation.unread
+        conversation, unsent = self.conversation, self.conversation.unsent
         if question.typed_text:
             self.typed_texts[question.text] = question.typed_text
         if question.replaces_last:
@@ -187,7 +187,7 @@ class ChatSession:
         try:
             return self._answer(conversation, question.turn_input, params, read_reply or self._display_reply)
         except BaseException:
-            self.conversation.unread = unread
+            self.conversation.unsent = unsent
             raise
 
     def answer_tool_results(self, results: Sequence[Message], params: SamplingParams) -> Completion:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
 
 ARENA_KEY = "c-t"
-"""Ctrl-T, which asks a program for its status on BSD systems."""
+"""Ctrl-T: `Typeahead` reads it, so it is no signal. On BSD systems it asks any program for its status."""
 
 
 class ChatLoop:

@@ -39,7 +39,7 @@ def check_arena_writes(stats: EngineStats) -> Iterator[DoctorCheck]:
         f"about {buffers.per_step} a step, each of up to {buffers.max_operations:,} kernels or "
         f"{buffers.max_elements:,} Mi elements; MLX queues {buffers.run_ahead:.0%} of a step"
     )
-    if buffers.cut:
+    if buffers.may_idle:
         advice = "raise MLX_MAX_OPS_PER_BUFFER and MLX_MAX_MB_PER_BUFFER: the GPU may wait between steps"
         yield DoctorCheck("GPU queue", CheckStatus.WARN, detail, advice)
     else:

@@ -192,7 +192,7 @@ def render_inline(tokens: Sequence[Token]) -> list[InlineLine]:
 
 
 def _keep_markup_open(lines: Sequence[InlineLine], number: int, position: int) -> None:
-    """Treat emphasis or a link as unfinished if it ended after the start of markup that binds tighter.
+    """Leave emphasis or a link unfinished if markup that binds tighter began within it and is still open.
 
     If that sign finds its end, there is no such emphasis or link. So its beginning, at `position` of line `number`,
     stays as open as the sign.

@@ -60,6 +60,7 @@ def plan_runs(
     neither has a cache of the default size without room.
     """
     from cortexmlx.execution.execution_modes import PagedMode, choose_execution_mode
+    from cortexmlx.speculation.speculation import MAX_STEP_DRAFTS
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()
@@ -72,9 +73,9 @@ def plan_runs(
         fitting_lengths = [tokens for tokens in lengths if tokens <= skeleton.context_length]
     else:
         fitting_lengths = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
-    drafts = config.speculate and not config.reproducible
+    step_drafts = 0 if config.reproducible else MAX_STEP_DRAFTS  # grammars force tokens where nothing else drafts
     runs = (
-        plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, drafts, figures.image_bytes)
+        plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, step_drafts, figures.image_bytes)
         for tokens in fitting_lengths
     )
     return tuple(run for run in runs if run is not None)
@@ -87,8 +88,8 @@ def plan_run(
     load: sizing.ArenaDemand,
     memory: int,
     tokens: int,
-    drafts: bool = True,
-    images: int = 0,
+    step_drafts: int,
+    images: int,
 ) -> RunFigures | None:
     """Return the memory of a run: sequences of `tokens` tokens, and a cache of `memory` bytes. As many sequences run at
     once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
@@ -112,7 +113,7 @@ def plan_run(
         skeleton.vocab_size,
         replace(load, rows=rows),
         tokens,
-        drafts,
+        step_drafts,
     )
     tail_bytes = sizing.tail_bytes(mode.groups, rows) // 2
     blocks_before = _blocks_before_growth(blocks, load.block_size)

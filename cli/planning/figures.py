@@ -171,8 +171,8 @@ def _machine_figures(
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     arena_groups = groups if paged else ()  # mlx-lm's own caches have no snapshots
     states, state = sizing.step_state_bytes(arena_groups, max_rows), sizing.row_state_bytes(arena_groups)
-    drafts, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
-    reserved_bytes = weights + tail_bytes + logits + states + drafts + images
+    draft_bytes, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
+    reserved_bytes = weights + tail_bytes + logits + states + draft_bytes + images
     free = max(machine.working_set - reserved_bytes, 0)
     memory = kv_memory or sizing.default_kv_bytes(
         (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved_bytes, itemsize
@@ -200,7 +200,7 @@ def _machine_figures(
         tail_bytes=tail_bytes,
         logits_bytes=logits,
         states_bytes=states,
-        draft_bytes=drafts,
+        draft_bytes=draft_bytes,
         draft_kv_bytes=of_draft,
         image_bytes=images,
         free_bytes=free,

@@ -67,7 +67,7 @@ class LiveDrawing:
         self._ticker.join()
 
     def request_redraw(self) -> None:
-        """Redraw the region now, or a moment later if it was drawn just now."""
+        """Redraw the region now; if it was drawn just now, leave it to the next tick of the thread."""
         with self.lock:
             start_time = time.monotonic()
             if start_time >= self._next_redraw_time:

@@ -92,7 +92,7 @@ class DiskLoad:
         return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.all_groups}
 
     def piece_groups(self) -> dict[Key, int]:
-        """Return the layer group of each requested piece, or `STATE`, by key, in the same order."""
+        """Return the layer group of each requested piece, or `STATE`, by the piece's key, in the order of `keys`."""
         return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.all_groups}
 
     def reusable_blocks(self, available: Collection[Key]) -> int:

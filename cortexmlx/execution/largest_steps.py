@@ -57,10 +57,10 @@ def predict_step_bytes(
     vocab_size: int,
     load: ArenaDemand,
     tokens: int,
-    drafts: bool = True,
+    step_drafts: int = MAX_STEP_DRAFTS,
 ) -> StepBytes:
-    """Return the peak bytes of the largest steps when `load.rows` rows end with `tokens` tokens each. With `drafts`,
-    rows verify drafts.
+    """Return the peak bytes of the largest steps when `load.rows` rows end with `tokens` tokens each. Rows verify
+    `step_drafts` drafted tokens, if any, in the largest step with drafts.
 
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
@@ -73,7 +73,7 @@ def predict_step_bytes(
             )
 
         prefill, decode = plan_largest_steps(groups, load, tokens)
-        verify_plans = plan_largest_steps(groups, load, tokens, MAX_STEP_DRAFTS) if drafts else ()
+        verify_plans = plan_largest_steps(groups, load, tokens, step_drafts) if step_drafts else ()
         decode = replace(decode, column=decode.columns - 1)
         return StepBytes(bytes_of(prefill), max(map(bytes_of, verify_plans), default=0), bytes_of(decode))
 
@@ -93,16 +93,16 @@ def predict_step_bytes(
 
 
 def plan_largest_steps(
-    groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: int, drafts: int = 0
+    groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: int, step_drafts: int = 0
 ) -> tuple[StepPlan, StepPlan]:
     """Plan the two largest steps of a run: the last piece of the last prompt while all other rows decode, and the
-    first step of the window after it. With `drafts`, these rows verify so many drafts in the first step, and all
-    rows do in the second.
+    first step of the window after it. With `step_drafts`, these rows verify so many drafted tokens in the first
+    step, and all rows do in the second.
 
     Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
     that has been in use for a while.
     """
-    answer_length = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if drafts else 0)
+    answer_length = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if step_drafts else 0)
     prompt_length = max(1, tokens - answer_length)
     tokens = prompt_length + answer_length  # also where `tokens` is too small for such an answer
     cache = _make_scattered_cache(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
@@ -124,14 +124,14 @@ def plan_largest_steps(
         scheduler.backoff.tokens = prompt_length - piece_tokens + earlier_rows
         _plan_and_commit(scheduler)
     scheduler.backoff.tokens = load.prefill_budget
-    _add_drafts(scheduler, drafts)
+    _add_drafts(scheduler, step_drafts)
     plan = _plan_and_commit(scheduler)
     scheduler.backoff.tokens = load.rows * prompt_length
     while scheduler.is_prefilling:
         _plan_and_commit(scheduler)
-    _add_drafts(scheduler, drafts)
+    _add_drafts(scheduler, step_drafts)
     next_plan = _plan_and_commit(scheduler)
-    while not drafts and next_plan.kind is not StepKind.DECODE:
+    while not step_drafts and next_plan.kind is not StepKind.DECODE:
         next_plan = _plan_and_commit(scheduler)
     return plan, next_plan
 

@@ -115,7 +115,7 @@ class LogitRows:
         kept_indices: mx.array | None,
         embeddings: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
-        """Return the logits of the tokens `rows`, and what `project` needs for the tokens `kept_indices`."""
+        """Return the logits of the tokens at indices `rows`, and the input of `project` for those at `kept_indices`."""
         inputs = {} if embeddings is None else {"input_embeddings": embeddings}
         wants_all_rows = len(rows) in (0, tokens.shape[0])
         row_indices = None if wants_all_rows else mx.array(rows)

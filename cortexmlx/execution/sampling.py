@@ -461,7 +461,7 @@ class LogitBias:
 
 
 class RepetitionPenalty:
-    """Makes the last `context` tokens of prompt and answer less likely, in rows that all have a penalty.
+    """Makes the last `context` tokens of prompt and answer less likely. Every row has a penalty: others are left out.
 
     Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once however
     often the token occurs. This is the rule of mlx-lm's `make_repetition_penalty`.

@@ -449,7 +449,7 @@ class SingleSequenceCache(KVCache):
 
     @property
     def uses_token_memory(self) -> bool:
-        """True: mlx-lm's caches take memory for every token, though the blocks do not."""
+        """True: mlx-lm's caches take memory for every token."""
         return True
 
     @property

@@ -105,7 +105,7 @@ class BlockPools:
         return self.blocks[group]
 
     def block_map(self) -> BlockMap:
-        """Return every block's state (free, cached, stored, used or shared). Scans all counts and cached blocks."""
+        """Return every block's `BlockState`. Scans all counts and cached blocks."""
         pictures = []
         for group, (layers, pool, limit) in enumerate(zip(self.groups, self._pools, self.max_blocks, strict=True)):
             states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)

@@ -32,7 +32,7 @@ bytes than the caches of a GPU hold, but no more of them.
 
 
 class RowClass(NamedTuple):
-    """A class of products by their number of rows (with experts: of pairs), which one choice serves."""
+    """The products of `min_rows` to `max_rows` rows (with experts: pairs), for which one choice is made."""
 
     min_rows: int
     max_rows: int

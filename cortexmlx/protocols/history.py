@@ -142,7 +142,7 @@ PLACE: Any = object()
 
 
 def name_places(field: str, parts: object) -> object:
-    """Return parts of a message of which the images know their place in the client's `field`."""
+    """Return the parts of a message, and note in each image its place in the client's `field`, for errors."""
     if not isinstance(parts, list):
         return parts
     return [

@@ -212,9 +212,9 @@ class RunningSet:
         return parent if self.cache.can_fork(parent.id, job.kept_prompt_length - 1) else None
 
     def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
-        """Set up a job's recurrent state, and choose where to keep it: where other jobs will begin. That is before the
-        last token of the prompt, before the thoughts that it opens, and where the prompt leaves what was cached
-        before. Windows are kept at the same places.
+        """Set up a job's recurrent state, and choose the positions at which to keep copies of it, for jobs that begin
+        there: before the last token of the prompt, before the thoughts that it opens, and where the prompt leaves what
+        was cached before. Windows are kept at the same positions.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)

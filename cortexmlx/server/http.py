@@ -330,7 +330,7 @@ class RequestPermit:
 
     @contextmanager
     def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A context in which the body arrives. The limiter cuts a slow body with `limit` if its client needs room."""
+        """Count the body as slow while it arrives in this context. If its client needs room, `limit` ends it."""
         self.since = asyncio.get_running_loop().time()
         self._limiter._slow[self] = limit
         try:

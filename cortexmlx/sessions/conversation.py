@@ -64,7 +64,7 @@ class Conversation:
     or an `edit`, in a `fork`, and in another process if they are on disk.
 
     Only one thread may use it at a time, and one turn runs at a time; use `fork` for more. A turn that fails, or is
-    cancelled before its first word, leaves no trace. `notes` tell about the file that was loaded. The oldest `unread`
+    cancelled before its first word, leaves no trace. `notes` tell about the file that was loaded. The oldest `unsent`
     messages are no longer sent to the model (`make_room`).
     """
 
@@ -89,7 +89,7 @@ class Conversation:
         self._client = client
         self.adapter = adapter
         """The adapter of its next turns; None: the model as it is."""
-        self.unread = 0
+        self.unsent = 0
         self._messages = copy_messages(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
@@ -124,7 +124,7 @@ class Conversation:
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
         """Stop sending the oldest turns, as few as leave room for `question` (None: the last one) and `answer` tokens:
-        all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unread`
+        all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unsent`
         counts them. Return how many messages this call leaves out. The system prompt is always sent.
         """
         messages, longest_request = self._with_question(question), self._host.longest_request
@@ -132,9 +132,9 @@ class Conversation:
         def tokens(begin: int) -> int:
             return len(self._begin_turn(messages, begin).prompt)
 
-        previous_unread = self.unread
-        self.unread = first_message_that_fits(answer, longest_request, messages, tokens, previous_unread)
-        return self.unread - previous_unread
+        previous_unsent = self.unsent
+        self.unsent = first_message_that_fits(answer, longest_request, messages, tokens, previous_unsent)
+        return self.unsent - previous_unsent
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Conversation:
         if host.info.identity == self._host.info.identity:
             conversation._transcript = self._transcript
         if host is self._host:
-            conversation.unread = self.unread
+            conversation.unsent = self.unsent
         return conversation
 
     def so_far(self) -> Conversation:
@@ -287,7 +287,7 @@ class Conversation:
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
         main_fields = model, self.system, self._messages, checked_params(self.params), self._transcript
-        saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unread, self.adapter)
+        saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unsent, self.adapter)
         saved_conversation.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
@@ -303,7 +303,7 @@ class Conversation:
         foreign_messages = parse_foreign_messages(path, read_text(path))
         if foreign_messages is not None:
             self.system, messages = foreign_messages
-            self._replace_messages(messages, unread=0)
+            self._replace_messages(messages, unsent=0)
             self._transcript, self.notes = Transcript(), ()
             return
         saved_conversation, info = SavedConversation.read(path), self._host.info
@@ -315,7 +315,7 @@ class Conversation:
         self.system, self.params = saved_conversation.system, settings.params
         self.template_vars, self.notes = settings.template_vars, settings.notes
         self.adapter = self.adapter if saved_conversation.adapter is None else saved_conversation.adapter
-        self._replace_messages(saved_conversation.messages, unread=saved_conversation.unread)
+        self._replace_messages(saved_conversation.messages, unsent=saved_conversation.unsent)
         self._transcript = (
             saved_conversation.transcript
             if is_same_model and saved_conversation.transcript and largest_token < info.vocab_size
@@ -351,11 +351,11 @@ class Conversation:
     @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
         """Context that undoes every change of the messages if an error leaves it."""
-        previous_state = self._messages, self._transcript, self._finished_turn, self.unread
+        previous_state = self._messages, self._transcript, self._finished_turn, self.unsent
         try:
             yield
         except BaseException:
-            self._messages, self._transcript, self._finished_turn, self.unread = previous_state
+            self._messages, self._transcript, self._finished_turn, self.unsent = previous_state
             raise
 
     def _with_question(self, question: Question | None) -> tuple[Message, ...]:
@@ -376,18 +376,18 @@ class Conversation:
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *messages]
 
-    def _replace_messages(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
-        """Replace the messages, and `unread` unless it is None. If all messages would be unread, none is."""
+    def _replace_messages(self, messages: tuple[Message, ...], unsent: int | None = None) -> None:
+        """Replace the messages, and `unsent` unless it is None. If all messages would be unsent, none is."""
         self._messages, self._finished_turn = messages, None
-        self.unread = self.unread if unread is None else unread
-        if self.unread >= len(messages):
-            self.unread = 0
+        self.unsent = self.unsent if unsent is None else unsent
+        if self.unsent >= len(messages):
+            self.unsent = 0
 
-    def _begin_turn(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
-        """Render and tokenize a turn for `messages` without the first `unread` (None: as many as are not sent now)."""
+    def _begin_turn(self, messages: tuple[Message, ...], unsent: int | None = None, params: Params = None) -> Turn:
+        """Render and tokenize a turn for `messages` without the first `unsent` (None: as many as are not sent now)."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
-        sent_messages = messages[self.unread if unread is None else unread :]
+        sent_messages = messages[self.unsent if unsent is None else unsent :]
         calls = make_calls(self._reader, params or self.params)
         return begin_turn(
             self._reader, self._transcript, messages, self._with_system(sent_messages), self.template_vars, calls

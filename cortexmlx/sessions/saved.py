@@ -69,7 +69,7 @@ class SavedConversation:
     transcript: Transcript | None
     """None if the file does not vouch for it."""
     template_vars: TemplateVars = field(default_factory=dict)
-    unread: int = 0
+    unsent: int = 0
     """How many of the oldest messages were no longer sent to the model."""
     adapter: str | None = None
     """The name of the adapter that answered last; None: the model as it is, or it is not known."""
@@ -90,7 +90,7 @@ class SavedConversation:
             "model": vars(self.model),
             "system": self.system,
             "messages": [without_images(message) for message in self.messages],
-            **({"unread": self.unread} if self.unread else {}),
+            **({"unsent": self.unsent} if self.unsent else {}),
             **({} if self.adapter is None else {"adapter": self.adapter}),
             "sampling": sampling_fields,
             "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
@@ -131,12 +131,12 @@ class SavedConversation:
             raise TypeError("its messages are none")
         model = SavedModel(**{name: _checked_text(content["model"][name]) for name in ("name", "path", "identity")})
         params, variables = _parse_params(content["sampling"]), checked_vars(content.get("template_vars", {}))
-        unread = content.get("unread", 0)
-        if type(unread) is not int or not 0 <= unread <= len(messages):
-            raise ValueError("more of it is unread than there is")
+        unsent = content.get("unsent", 0)
+        if type(unsent) is not int or not 0 <= unsent <= len(messages):
+            raise ValueError("more of it is unsent than there is")
         adapter = checked_adapter(content.get("adapter"))
         transcript = None if digest is None else _parse_transcript(content["transcript"])
-        return cls(model, system, tuple(messages), params, transcript, variables, unread, adapter)
+        return cls(model, system, tuple(messages), params, transcript, variables, unsent, adapter)
 
 
 def parse_foreign_messages(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:

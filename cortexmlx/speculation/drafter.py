@@ -59,7 +59,7 @@ class SlowDrafter(Drafter, Protocol):
 
 
 class MeanTimes:
-    """Running means of measured times by numbers of rows, which share a mean up to the next power of two."""
+    """Running means of measured times by numbers of rows. Numbers of as many bits, such as 4 to 7, share a mean."""
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
@@ -104,8 +104,9 @@ class ForcedDrafter:
     def __init__(self) -> None:
         self._forced_token_sources: dict[JobId, Callable[[], Sequence[int]]] = {}
 
-    def __bool__(self) -> bool:
-        """Return whether any job has a grammar."""
+    @property
+    def has_jobs(self) -> bool:
+        """Whether any job has a grammar."""
         return bool(self._forced_token_sources)
 
     def add_job(self, job: JobId, get_forced_tokens: Callable[[], Sequence[int]]) -> None:

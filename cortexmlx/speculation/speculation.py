@@ -86,7 +86,7 @@ class Speculation:
         self.ledger = TimeLedger(scheduler)
         self.acceptance_rates = AcceptanceRates()
         self.forced_drafter = next((drafter for drafter in drafters if isinstance(drafter, ForcedDrafter)), None)
-        """Who drafts the tokens that grammars force, if anyone."""
+        """Drafts the tokens that grammars force; None if this engine leaves that out."""
         self._scheduler = scheduler
         self._drafters = drafters
         self._guesses_freely = any(drafter is not self.forced_drafter for drafter in self._all_drafters)
@@ -103,7 +103,8 @@ class Speculation:
     @property
     def _is_idle(self) -> bool:
         """Whether no token can be drafted, since only grammars give drafts, and no job has a grammar."""
-        return not (self._guesses_freely or self._drafted_jobs or self.forced_drafter)
+        forces_tokens = self.forced_drafter is not None and self.forced_drafter.has_jobs
+        return not (self._guesses_freely or self._drafted_jobs or forces_tokens)
 
     def draft(self) -> None:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
@@ -358,8 +359,8 @@ def choose_draft_lengths(
     `chances[row][j]` is how likely the first j + 1 drafted tokens of a row are all right, so it never rises with j.
     `verify_costs[n - 1]` is the time that a step with n drafted tokens takes, and the switch to it, beyond that of as
     many decoded tokens as it brings if no draft is right. `token_time` is the time of a decoded token. What a step is
-    expected to win must be more than `margin`; `is_allowed(cost, certain)` says whether it may cost that much if only
-    `certain_tokens` drafted tokens turn out right.
+    expected to win must be more than `margin`; `is_allowed(cost, certain_tokens)` says whether a step may cost that
+    much if only `certain_tokens` drafted tokens turn out right.
 
     Costs need not rise with n, so every n is looked at, with the likeliest tokens of all rows.
     """

@@ -133,7 +133,7 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
 
 
 def _normalize_parameters(name: str, parameters: object) -> str:
-    """Check the parameters of tool `name`. Return their schema, always of an object, as JSON. Raises InvalidRequest."""
+    """Return the schema of tool `name`'s parameters as JSON, checked, always of an object. Raises InvalidRequest."""
     try:
         schema = normalize_schema(parameters)
         if isinstance(schema, Mapping) and isinstance(kind := schema.get("type"), list) and "object" in kind:

@@ -141,8 +141,8 @@ def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: in
 
 
 def run(pieces: Pieces, until: float | None = None) -> Any:
-    """Go on with work: one piece at least, and more that should end at the time `until`. A piece is expected to take as
-    long as the one before. Return the result of the work; None if it is not done.
+    """Compute the next piece, and further ones while they are expected to end before the time `until`: as fast as the
+    piece before. Return what the generator returns; None if pieces are left.
     """
     while True:
         begin = time.perf_counter()

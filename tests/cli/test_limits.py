@@ -93,17 +93,17 @@ def test_the_oldest_turns_are_left_out_and_it_is_said(full: ChatSession, capsys:
 
 def test_a_long_question_has_what_it_needs_and_no_more_goes(full: ChatSession) -> None:
     room = drop_oldest_turns(full.conversation, "x" * 150, full.engine)
-    assert room and 0 < full.conversation.unread < len(full.conversation.messages)
+    assert room and 0 < full.conversation.unsent < len(full.conversation.messages)
     assert full.conversation.count("x" * 150) + 50 <= 400
 
 
 def test_what_never_fits_is_refused_and_nothing_has_changed(full: ChatSession) -> None:
     before = full.conversation.messages
     full.engine.info = replace(full.engine.info, context_length=100)  # type: ignore[misc,type-var]
-    assert drop_oldest_turns(full.conversation, "x" * 100, full.engine) == "" and full.conversation.unread == 0
+    assert drop_oldest_turns(full.conversation, "x" * 100, full.engine) == "" and full.conversation.unsent == 0
     with pytest.raises(PromptTooLong):
         full.ask(Question("!fail"))
-    assert full.conversation.messages == before and full.conversation.unread == 0
+    assert full.conversation.messages == before and full.conversation.unsent == 0
 
 
 def test_memory_that_the_system_refuses_makes_it_shorter_and_it_goes_on(
@@ -119,7 +119,7 @@ def test_memory_that_the_system_refuses_makes_it_shorter_and_it_goes_on(
 
     monkeypatch.setattr(full.engine, "submit", refused)
     completion = full.ask(Question("and?"))
-    assert completion.text == "You said: and?" and full.conversation.unread > 0
+    assert completion.text == "You said: and?" and full.conversation.unsent > 0
     assert text_of(full.engine.seen[-1][0]) == "and?"  # type: ignore[attr-defined]
 
 
@@ -151,6 +151,6 @@ def test_a_full_cache_never_ends_the_chat(engine: Engine) -> None:
     talk = session.conversation
     assert told and all("the KV memory of 11.2 MiB (257 tokens) is full" in note for note in told)
     assert "/set kv_memory SIZE gives it more (11.2 MiB now)" in told[0]
-    assert len(talk.messages) == 12 and 0 < talk.unread < 12
-    rest = engine.conversation(messages=talk.messages[talk.unread : -2], params=params)
+    assert len(talk.messages) == 12 and 0 < talk.unsent < 12
+    rest = engine.conversation(messages=talk.messages[talk.unsent : -2], params=params)
     assert rest.ask(str(talk.messages[-2]["content"])).text == completion.text

@@ -164,7 +164,7 @@ FAULTS = (
     Fault(
         "a turn that failed stays",
         "cortexmlx/sessions/conversation.py",
-        "self._messages, self._transcript, self._finished_turn, self.unread = previous_state",
+        "self._messages, self._transcript, self._finished_turn, self.unsent = previous_state",
         "pass",
     ),
     Fault(

@@ -35,10 +35,10 @@ def test_the_oldest_turns_give_way_and_the_tokens_are_those_of_the_rest(engine: 
     with pytest.raises(PromptTooLong):
         talk.ask(question)
     dropped = talk.make_room(100, question)
-    assert 0 < dropped == talk.unread and talk.messages == said
+    assert 0 < dropped == talk.unsent and talk.messages == said
     assert talk.count(question) + 100 <= engine.longest_request
     one_less = talk.fork()
-    one_less.unread -= 2
+    one_less.unsent -= 2
     assert one_less.count(question) + 100 > engine.longest_request, "as few as it takes"
     judge = engine.conversation(system="Be brief.", messages=said[dropped:], params=WORDS)
     assert talk.ask(question).token_ids == judge.ask(question).token_ids
@@ -47,9 +47,9 @@ def test_the_oldest_turns_give_way_and_the_tokens_are_those_of_the_rest(engine: 
 
 def test_all_turns_give_way_to_a_question_that_fits_alone_and_none_to_one_that_does_not(engine: Engine) -> None:
     talk = full(engine)
-    assert talk.make_room(0, "x" * engine.longest_request) == 0 == talk.unread
+    assert talk.make_room(0, "x" * engine.longest_request) == 0 == talk.unsent
     longest = "x" * (engine.longest_request - engine.conversation(system="Be brief.").count("") - 30)
-    assert talk.make_room(100, longest) == talk.unread == len(talk.messages)
+    assert talk.make_room(100, longest) == talk.unsent == len(talk.messages)
     assert talk.ask(longest).usage.completion_tokens == WORDS.max_tokens
     last = talk.fork()
     assert last.make_room(100) == 0, "the last question is never left out"
@@ -58,18 +58,18 @@ def test_all_turns_give_way_to_a_question_that_fits_alone_and_none_to_one_that_d
 def test_what_is_read_again(engine: Engine, tmp_path: Path) -> None:
     talk = full(engine)
     talk.make_room(100)
-    dropped = talk.unread
+    dropped = talk.unsent
     talk.save(tmp_path / "talk.json")
     loaded = engine.conversation()
     loaded.load(tmp_path / "talk.json")
-    assert loaded.unread == dropped == talk.fork().unread and loaded.messages == talk.messages
+    assert loaded.unsent == dropped == talk.fork().unsent and loaded.messages == talk.messages
     assert loaded.tokens == talk.tokens
     while len(talk.messages) > dropped:
-        assert talk.unread == dropped
+        assert talk.unsent == dropped
         talk.undo()
-    assert talk.unread == 0, "what is left would be unread as a whole"
+    assert talk.unsent == 0, "what is left would be unsent as a whole"
     loaded.clear()
-    assert loaded.unread == 0
+    assert loaded.unsent == 0
 
 
 def test_one_of_several_answers_is_chosen(engine: Engine) -> None:
@@ -98,7 +98,7 @@ def test_it_goes_on_with_another_engine(engine: Engine, tiny: Any) -> None:
     ):
         for each in (more, other):
             moved = talk.fork(each)
-            assert moved.messages == talk.messages and moved.unread == 0 and moved.system == talk.system
+            assert moved.messages == talk.messages and moved.unsent == 0 and moved.system == talk.system
             moved.clear()
             moved.ask("one")
         assert talk.fork(more)._transcript == talk._transcript

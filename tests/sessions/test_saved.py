@@ -57,7 +57,7 @@ def test_no_field_is_forgotten(tmp_path: Path) -> None:
     sampling |= {"ignore_eos": True, "logprobs": 1, "prompt_logprobs": 1, "best_of": 3, "priority": 1}
     assert sampling.keys() | set(files._NOT_SAVED) == {each.name for each in fields(SamplingParams)}
     params = SamplingParams(**sampling, structured={"type": "array"})
-    talk = replace(TALK, params=params, template_vars={"a": 1}, unread=1, adapter="sql")
+    talk = replace(TALK, params=params, template_vars={"a": 1}, unsent=1, adapter="sql")
     talk.write(tmp_path / "talk.json")
     assert SavedConversation.read(tmp_path / "talk.json") == talk
     for each in (*fields(talk), *fields(params)):
@@ -99,7 +99,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert SavedConversation.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]
     with pytest.raises(ConversationFileError, match="cannot be written as JSON: Object of type set"):
         replace(TALK, messages=({"role": "user", "content": {1}},)).write(path)
-    for wrong in ({"system": 5}, {"adapter": 7}, {"unread": 99}, {"template_vars": {"a": [{}, set()]}}):
+    for wrong in ({"system": 5}, {"adapter": 7}, {"unsent": 99}, {"template_vars": {"a": [{}, set()]}}):
         with pytest.raises(ConversationFileError, match="cannot be written as JSON: "):
             replace(TALK, **wrong).write(path)
     assert SavedConversation.read(path) == TALK, "what could not be read again is not written"

@@ -33,8 +33,8 @@ def show_tokens(chat: ChatSession, argument: str, console: Console) -> None:
     print_indented(
         console, f"{used_tokens:,} tokens ({used_tokens / token_limit:.0%}) of {describe_limit(chat.engine)}"
     )
-    if chat.conversation.unread:
-        left_out = f"the {chat.conversation.unread} oldest messages are not sent any more, and not counted"
+    if chat.conversation.unsent:
+        left_out = f"the {chat.conversation.unsent} oldest messages are not sent any more, and not counted"
         print_indented(console, left_out)
 
 

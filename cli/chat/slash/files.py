@@ -91,7 +91,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.conversation.load(path)
     chat.print_notes()
     chat.start_new_chat()
-    read = f", of which the first {unread} are not sent any more" if (unread := chat.conversation.unread) else ""
+    read = f", of which the first {unsent} are not sent any more" if (unsent := chat.conversation.unsent) else ""
     message = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
     print_indented(console, message)
 

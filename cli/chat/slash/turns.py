@@ -35,13 +35,13 @@ def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
 @partial(SlashCommand, "/undo", "", "take the last turn back")
 def undo_turn(chat: ChatSession, argument: str, console: Console) -> None:
     """/undo: remove the last turn."""
-    removed_messages = chat.conversation.undo()
+    question_messages = chat.conversation.undo()
     chat.save()
-    if questions := [message.get("content", "") for message in removed_messages if message["role"] == "user"]:
+    if questions := [message.get("content", "") for message in question_messages if message["role"] == "user"]:
         chat.undone_question = questions[0]
-    texts = [Question.from_content(message.get("content", "")).text for message in removed_messages]
+    texts = [Question.from_content(message.get("content", "")).text for message in question_messages]
     text = "\n".join(_typed_text(chat, each) for each in texts)
-    note = f"took back: {_first_line(text)}" if removed_messages else "there is nothing to take back"
+    note = f"took back: {_first_line(text)}" if question_messages else "there is nothing to take back"
     print_indented(console, note)
 
 

@@ -16,11 +16,11 @@ from cortexmlx.structured.tools import Tool
 Schema = Mapping[str, Any]
 
 MAX_REFERENCES = 32
-"""How many references of references are followed, and how deep the ways of ways are looked at."""
+"""How many references of references are followed, and how deep alternatives within alternatives are looked at."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
-_WAYS = ("anyOf", "oneOf")
+_ALTERNATIVES = ("anyOf", "oneOf")
 
 _STRING_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "enum", "const", "not")
 """Keywords that say which texts a value may be."""
@@ -228,7 +228,7 @@ class _SchemaParts:
         for part in self.listed_under("allOf"):
             if types := part.value_types():
                 return types
-        alternatives = [part.value_types() for part in self.listed_under(*_WAYS)]
+        alternatives = [part.value_types() for part in self.listed_under(*_ALTERNATIVES)]
         return frozenset[str]().union(*alternatives) if all(alternatives) else frozenset()
 
     def listed_values(self) -> list[Any] | None:
@@ -239,7 +239,7 @@ class _SchemaParts:
         if isinstance(kind, str) and kind in _VALUES:
             return _VALUES[kind]
         all_values: list[Any] = []
-        for part in self.listed_under(*_WAYS):
+        for part in self.listed_under(*_ALTERNATIVES):
             part_values = part.listed_values()
             if part_values is None:
                 return None
@@ -249,7 +249,7 @@ class _SchemaParts:
     def keywords(self) -> Iterator[str]:
         """Yield the keywords of the schema and of those that it combines."""
         yield from self.schema
-        for part in self.listed_under(*_WAYS, "allOf"):
+        for part in self.listed_under(*_ALTERNATIVES, "allOf"):
             yield from part.keywords()
 
     @property

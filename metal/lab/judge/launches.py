@@ -74,7 +74,7 @@ class AttentionProblem:
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
-    """Return normally distributed numbers as host bits and as float64."""
+    """Return normally distributed numbers, rounded to a type: as the kernel gets them, and as float64."""
     return rounded(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
 
 

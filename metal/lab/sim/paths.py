@@ -185,7 +185,7 @@ def _mark_condition(tokens: KernelTokens, marks: _Marks, before: int, after: int
 
 
 def _mark_body(tokens: KernelTokens, marks: _Marks, at: int) -> None:
-    """Start each iteration at the body."""
+    """Insert the call that begins an iteration at the start of the loop's body."""
     if tokens[at] == "{":
         marks.insert(tokens.end(at), " sim_loop.next();")
     else:

@@ -233,7 +233,7 @@ def talks(engine: Engine, folder: Path) -> None:
         print(reply.result().text, len(reply.prompt), reply.opened)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
-    print(talk.adapter, talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
+    print(talk.adapter, talk.template_vars, talk.unsent, talk.count("And now?"), talk.make_room(8), talk.markdown())
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
     talk.choose(talk.ask("Which one?", several).others[0])
     try:  # the tiny model cannot call
@@ -311,7 +311,7 @@ def looks(engine: Engine) -> None:
     print(*(c.job for c in choices if c.source is ChoiceSource.TIMED and c.seconds[c.chosen] < 1e-3))
     writes: ArenaWrites = stats.arena_writes
     buffers: CommandBuffers | None = stats.command_buffers
-    print(writes.measured, writes.copied_bytes, buffers is not None and buffers.cut, engine.closed)
+    print(writes.measured, writes.copied_bytes, buffers is not None and buffers.may_idle, engine.closed)
     requests: tuple[RequestStats, ...] = stats.requests
     print([(each.state, each.computed_tokens) for each in requests])
     workers: tuple[HostStats, ...] = stats.hosts

@@ -67,7 +67,7 @@ def test_a_cleared_chat_is_empty_and_what_was_said_is_kept(session: ChatSession,
 def test_tokens_tell_what_is_not_read_any_more(session: ChatSession, screen: Console) -> None:
     for text in ("one", "two", "three"):
         session.ask(Question(text))
-    session.conversation.unread = 2
+    session.conversation.unsent = 2
     run_command("/tokens", session, screen)
     assert "the 2 oldest messages are not sent any more, and not counted" in printed(screen)
 
