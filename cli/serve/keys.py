@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,18 +34,18 @@ def server_url(text: str) -> str:
 
 def read_keys(path: Path | None) -> dict[str, str]:
     """Read the API keys, each with the name of its client. A file has a key in each line; what comes after a blank is
-    the client's name, and # begins a remark. Raises InvalidRequest.
+    the client's name, and # begins a remark, but not inside of a key. Raises InvalidRequest.
     """
     keys: dict[str, str] = {}
     if path is not None:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the keys in {path} cannot be read: {error}") from None
         for line in lines:
-            key, _, name = line.partition("#")[0].strip().partition(" ")
+            key, *name = re.split(r"(?:^|\s)#", line)[0].split(maxsplit=1) or [""]
             if key:
-                keys[key] = name.strip() or _anonymous_name(key)
+                keys[key] = "".join(name).strip() or _anonymous_name(key)
         if not keys:
             raise InvalidRequest(f"{path} has no keys: write one into each line")
     if environment_key := os.environ.get(KEY_VARIABLE, "").strip():

@@ -25,6 +25,9 @@ from cortexmlx.server.http import RequestRefused, to_json_bytes
 RESERVED_FILES = 128
 """Open files that are kept for the model, the disk cache and the terminal."""
 
+WAITING_CONNECTIONS, ACCEPTED_AT_ONCE = 2048, RESERVED_FILES // 8
+"""Connections that wait in the system, and that are accepted before those too many of them are closed again."""
+
 CANCEL_SECONDS = 1.0
 """Seconds in which requests that are cut at the end tell their clients so."""
 
@@ -61,6 +64,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             lifespan="off",
+            backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=max(1, round(grace)),
         )
 
@@ -69,6 +73,10 @@ class HttpServer:
             def capture_signals(self) -> Iterator[None]:
                 with http_server._stop_on_signals():
                     yield
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                http_server._socket.listen(WAITING_CONNECTIONS)  # asyncio has one number for both
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().shutdown(sockets)
@@ -156,7 +164,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(WAITING_CONNECTIONS)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

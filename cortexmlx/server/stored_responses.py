@@ -122,13 +122,15 @@ class ClientResponses:
         return next((item for item in named_items if item.get("id") == id), None)
 
     def store(self, request: Request, body: Body) -> None:
-        """Store a finished response if its request asks for that, and remove old ones beyond the limits."""
+        """Store a finished response if its request asks for that, and remove old ones beyond the limits. Its input's
+        items get ids of their own: clients repeat ids, and a list is read on after the last one.
+        """
         details = response_details(request)
         if not details.store or self._max_count < 1:
             return
         number = body["id"].removeprefix("resp_")
         items = tuple(
-            to_json_bytes({"id": f"in_{number}_{index}", **item}) for index, item in enumerate(details.input_items)
+            to_json_bytes({**item, "id": f"in_{number}_{index}"}) for index, item in enumerate(details.input_items)
         )
         output = tuple(to_json_bytes(item) for item in body["output"])
         body_without_output = to_json_bytes({name: part for name, part in body.items() if name != "output"})

@@ -19,7 +19,13 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.server import ServerSettings, app, listening
-from cortexmlx.server.listening import ConnectionLimits, HttpServer, allowed_connections, open_listener
+from cortexmlx.server.listening import (
+    ConnectionLimits,
+    HttpServer,
+    LimitedConnection,
+    allowed_connections,
+    open_listener,
+)
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -321,6 +327,24 @@ def test_one_connection_more_than_allowed_is_refused_while_the_others_are_in_use
         assert status == 503 and "2 connections are in use" in why
         one.sendall(GET[10:])
         assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_crowd_is_refused_with_few_files_open_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, counts, crowd = LimitedConnection.connection_made, list[int](), 130
+    monkeypatch.setattr(
+        LimitedConnection,
+        "connection_made",
+        lambda self, *given: (made(self, *given), counts.append(len(self.connections))),
+    )
+    with ExitStack() as stack:
+        listening = HttpServer(app(engine), open_listener("127.0.0.1", 0), limits=ConnectionLimits(connections=2))
+        clients = [stack.enter_context(connected(listening)) for _ in range(crowd)]
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        stack.callback(thread.join, PATIENCE)
+        stack.callback(listening.stop)
+        assert {refusal(received(client))[0] for client in clients[2:]} == {503}
+    assert len(counts) == crowd and max(counts) < crowd / 2, max(counts)
 
 
 def test_an_idle_connection_makes_room_for_a_new_one(start: Start) -> None:

@@ -249,7 +249,7 @@ def test_a_stored_response_is_read_as_it_was_answered(client: openai.OpenAI) -> 
 
 
 def test_the_input_items_are_listed_in_pages(client: openai.OpenAI) -> None:
-    asked: Any = [{"role": "user", "content": f"{number}"} for number in range(5)]
+    asked: Any = [{"role": "user", "content": f"{number}", "id": "same"} for number in range(5)]
     made = client.responses.create(**ASK, input=asked, instructions="Be brief.")
     for order in ("asc", "desc"):
         pages = client.responses.input_items.list(made.id, order=order, limit=2)

@@ -16,12 +16,13 @@ from support.patience import PATIENCE
 
 def test_a_line_is_a_key_and_perhaps_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys"
-    path.write_text("# a remark\n\n  one   Ann B # hers\ntwo\n")
+    path.write_text("\ufeff# a remark\n\n  one   Ann B # hers\ntwo\n#\n\tt#1\tTim\n", encoding="utf-8")
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     keys = read_keys(path)
-    assert list(keys) == ["one", "two"] and keys["one"] == "Ann B" and "two" not in keys["two"]
+    assert list(keys) == ["one", "two", "t#1"] and "two" not in keys.pop("two")
+    assert keys == {"one": "Ann B", "t#1": "Tim"}
     monkeypatch.setenv(KEY_VARIABLE, "three")
-    assert list(read_keys(path)) == ["one", "two", "three"] and list(read_keys(None)) == ["three"]
+    assert list(read_keys(path)) == ["one", "two", "t#1", "three"] and list(read_keys(None)) == ["three"]
     monkeypatch.setenv(KEY_VARIABLE, "one")
     assert read_keys(path)["one"] == "Ann B"
 
