@@ -363,6 +363,7 @@ class EngineStats:
     """Used and cached blocks that `pins` hold."""
     steps: int
     prompt_tokens: int
+    """Tokens of the prompts that began."""
     generated_tokens: int
     requests_finished: int
     cached_tokens: int

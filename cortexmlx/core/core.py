@@ -563,7 +563,7 @@ def engine_stats(core: EngineCore) -> EngineStats:
         steps=scheduler.planned_steps,
         steps_by_reason={RAN_AHEAD if r is None else r.value: n for r, n in scheduler.pipeline_gate.steps.items() if n},
         speculation=_speculation_stats(core),
-        prompt_tokens=measurements.prompt_tokens,
+        prompt_tokens=scheduler.prompt_tokens,
         generated_tokens=measurements.generated_tokens,
         requests_finished=measurements.requests_finished,
         cached_tokens=scheduler.cached_tokens,

@@ -90,7 +90,7 @@ class Measurements:
     """Counters, times and latencies of an engine since its `start_time` on the performance counter."""
 
     def __init__(self) -> None:
-        self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
+        self.requests_finished = self.prefilled_tokens = self.generated_tokens = 0
         self.recomputed_tokens: Counter[str] = Counter()
         """Prompt tokens that were computed again though they were known, by reason."""
         self.drafted_tokens = self.accepted_tokens = self.verified_rows = 0

@@ -99,7 +99,6 @@ class OpenRequests:
         self.by_id[handle.id] = answers
         if request.timeout is not None:
             self._deadlines.add(handle.id, request.submit_time + request.timeout)
-        self._measurements.prompt_tokens += len(request.prompt)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

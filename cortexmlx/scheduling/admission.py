@@ -69,8 +69,8 @@ class Admission:
         cost_model: CostModel | None = None,
     ) -> None:
         self.client_tokens = client_tokens
-        self.cached_tokens = 0
-        """Tokens of the prompts that began that were found in the prefix cache or on disk."""
+        self.prompt_tokens = self.cached_tokens = 0
+        """Tokens of the prompts that began, and those of them that were found in the prefix cache or on disk."""
         self._running_set = running_set
         self._shares = FairShare()
         self._queues = ClientQueues(self._shares)
@@ -228,6 +228,7 @@ class Admission:
                 job.cached = job.fork_of.cached
             elif not job.generation:
                 job.cached = job.num_computed_tokens
+                self.prompt_tokens += job.prompt_length
                 self.cached_tokens += job.cached
                 if match is not None:
                     job.cached_chain = match.chain

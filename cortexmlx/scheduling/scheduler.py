@@ -323,6 +323,11 @@ class Scheduler:
         return self._builder.count
 
     @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompts that began have."""
+        return self._admission.prompt_tokens
+
+    @property
     def cached_tokens(self) -> int:
         """How many prompt tokens were found in the prefix cache, or on disk, so far."""
         return self._admission.cached_tokens

@@ -46,7 +46,9 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
     assert driver.result(second).token_ids == ()
     driver.finish()
     assert len(driver.result(first).token_ids) == 20
-    assert_nothing_lost(driver.core.stats())
+    stats = driver.core.stats()
+    assert stats.prompt_tokens == stats.prefilled_tokens == len(PROMPT), "nothing of the second was looked up"
+    assert_nothing_lost(stats)
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU takes the next step without being waited for")
