@@ -20,7 +20,7 @@ from cortexmlx.core.prompt_history import ModelVersion, PromptHistory
 from cortexmlx.core.streams import Listener
 from cortexmlx.core.text import StopConditions, ThinkingLimit
 from cortexmlx.core.worker import Submission, Worker
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import InvalidRequest, OutOfMemory
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.types.request import QueuedRequest
@@ -172,15 +172,19 @@ class Submitter:
             return partial(self.prepare, owner, **{**options, "adapter": shared_adapter})
         if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
             raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
-        adapter_iterator, sentinel = iter(adapters), object()
+        adapter_iterator, sentinel, held = iter(adapters), object(), list[Any]()
 
         def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
-            adapter: Any = next(adapter_iterator, sentinel)
+            adapter: Any = held.pop() if held else next(adapter_iterator, sentinel)
             if adapter is sentinel:
                 raise InvalidRequest(
                     "there are fewer adapters than prompts: give one for all, or one each (None: none)"
                 )
-            return self.prepare(owner, prompt, params, listener, **{**options, "adapter": adapter})
+            try:
+                return self.prepare(owner, prompt, params, listener, **{**options, "adapter": adapter})
+            except OutOfMemory:  # the prompt may be prepared again
+                held.append(adapter)
+                raise
 
         return read
 

@@ -16,7 +16,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, OutOfMemory, PromptTooLong
-from cortexmlx.types.request import FinishReason
+from cortexmlx.types.request import Completion, FinishReason
 from cortexmlx.vision import reader, sight, towers
 from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
@@ -330,10 +330,16 @@ def test_the_images_of_all_open_prompts_take_bounded_memory(
     monkeypatch.setattr(Sight, "advance", lambda *_: time.sleep(0.01))  # they stay open
     with Engine(folders["qwen3_vl"], speculate=False) as engine:
         handles = []
-        with pytest.raises(InvalidRequest, match="images of all open prompts take more than"):
+        with pytest.raises(OutOfMemory, match="images of all open prompts take more than"):
             for seed in range(99):
                 handles.append(engine.submit([shown("x", picture(64, 64, seed))], **ASKED))
         assert 2 < len(handles) < 9
+        assert engine.check_image(picture(64, 64, 99)) == engine.check_image(picture(64, 64, 0)), "it can be shown"
         monkeypatch.undo()
         assert all(handle.result(timeout=60).token_ids for handle in handles)
+        monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
+        asked = [[shown("x", picture(64, 64, seed))] for seed in range(12)]
+        results = engine.as_completed(asked, max_tokens=2, adapter=iter([None] * 12))
+        assert all(isinstance(result, Completion) for _, result in results), "they wait for room"
+        monkeypatch.undo()
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
