@@ -241,6 +241,14 @@ def test_what_cannot_be_shown_is_refused(folders: dict[str, Path], tmp_path: Pat
         engine.generate(prompts()[1])
 
 
+def test_texts_are_answered_when_images_would_not_fit_the_tower(tmp_path: Path) -> None:
+    folder = write_sighted(tmp_path / "tiny")  # its tower has patches of 4 pixels, and the processor's have 14
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    with Engine(folder) as engine:
+        assert engine.generate("x", max_tokens=2).token_ids and not engine.sees_images
+        assert "images are not seen" in str(engine.info.notes)
+
+
 def test_a_conversation_has_its_images_also_when_their_files_are_gone(folders: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     picture(40, 40).save(path)
