@@ -126,7 +126,7 @@ class Submitter:
             adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
-            images = None if self._tokenizer.images is None else self._tokenizer.images.find_images(tokens)
+            images, tokens.images = tokens.images, None  # a turn's tokens stay with its conversation
             if images is not None and params.prompt_logprobs is not None:
                 raise InvalidRequest("prompt_logprobs are not given with images: leave one of them out")
             request = replace(
@@ -216,8 +216,8 @@ class Submitter:
         check_length(len(tokens))
         if isinstance(tokens, ChatTokens) and (reason := self._worker.core.info.why_no_chat):
             raise InvalidRequest(reason)
-        is_chat = isinstance(tokens, ChatTokens) and self._tokenizer.images is not None  # images' tokens are negative
-        invalid_token = next((t for t in tokens if not (is_chat or t >= 0) or t >= self._vocab_size), None)
+        shows = isinstance(tokens, ChatTokens) and tokens.images is not None  # images' tokens are negative
+        invalid_token = next((t for t in tokens if not (shows or t >= 0) or t >= self._vocab_size), None)
         if invalid_token is not None:
             raise InvalidRequest(f"token id {invalid_token} is outside the vocabulary of {self._vocab_size} tokens")
         return tokens

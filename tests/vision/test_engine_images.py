@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -337,7 +338,7 @@ def test_the_images_of_all_open_prompts_take_bounded_memory(
     monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
     monkeypatch.setattr(Sight, "advance", lambda *_: time.sleep(0.01))  # they stay open
     with Engine(folders["qwen3_vl"], speculate=False) as engine:
-        handles = []
+        handles, threads = [], []
         with pytest.raises(OutOfMemory, match="images of all open prompts take more than"):
             for seed in range(99):
                 handles.append(engine.submit([shown("x", picture(64, 64, seed))], **ASKED))
@@ -349,5 +350,11 @@ def test_the_images_of_all_open_prompts_take_bounded_memory(
         asked = [[shown("x", picture(64, 64, seed))] for seed in range(12)]
         results = engine.as_completed(asked, max_tokens=2, adapter=iter([None] * 12))
         assert all(isinstance(result, Completion) for _, result in results), "they wait for room"
+        for seed in range(12):
+            thread = ThreadPoolExecutor(1)  # which lives on
+            threads.append(thread)
+            assert thread.submit(engine.generate, asked[seed], max_tokens=2).result(60).token_ids
+        monkeypatch.setattr(reader, "REMEMBERED_BYTES", 100_000)
+        assert engine.generate([shown("x", *(picture(64, 64, n) for n in range(99, 102)))], timeout=60).token_ids
         monkeypatch.undo()
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
