@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -90,7 +89,6 @@ class Engine(NotCopyable):
             is_hosted = config.hosts is not None
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, history, is_hosted)
             self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
-            self._image_lock = threading.Lock()
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
         except BaseException as error:  # whose traceback holds this engine, as long as an app keeps it
@@ -531,10 +529,7 @@ class Engine(NotCopyable):
         images = self._tokenizer.images
         if images is None:
             raise InvalidRequest(f"{self.info.name} sees no images: leave it out")
-        with self._image_lock:
-            images.begin()
-            parts = images.split(images.write({"type": "image", "image": image}))
-        return sum(len(part) for part in parts or () if not isinstance(part, str))
+        return len(images.prepare({"type": "image", "image": image}).tokens)
 
     def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Return how many tokens a prompt has with `params`' tools: `usage.prompt_tokens`. Raises InvalidRequest."""

@@ -55,8 +55,8 @@ class MemoryRefused(KVCacheFull):
 
 class OutOfMemory(CortexError):
     """A step was refused memory again after everything that can be freed was freed: the request that took most of it
-    fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
-    smaller KV memory, smaller pieces of prompts.
+    fails. Or a model was refused memory while it was loaded, or the images of open prompts take all they may. Free
+    memory, or ask for less: a shorter prompt, a smaller KV memory, smaller pieces of prompts.
     """
 
 

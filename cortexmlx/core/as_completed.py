@@ -13,7 +13,7 @@ from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.core.threads import forked_process_error
 from cortexmlx.core.worker import Submission
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, OutOfMemory
 from cortexmlx.system.waits import take_next
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.request import Completion, TokenEvent
@@ -35,7 +35,8 @@ class AsCompleted(NotCopyable, Iterator[Result]):
     The thread that iterates reads the prompts. At most `ahead` prompts are read and not yet returned, and none is read
     that comes `window` or more after the oldest of these. With `together`, the prompts that are read in one go reach
     the scheduler in one go; otherwise each is submitted when it is read. `check` makes a submission, or raises what is
-    wrong with it. `submit` queues submissions and appends their handles.
+    wrong with it; after OutOfMemory it is called again when another prompt has ended. `submit` queues submissions and
+    appends their handles.
 
     Whatever ends the iteration early (`close`, an interrupt, an error of the prompts' iterator, a closed engine)
     cancels what has not finished, and so does dropping the iterator.
@@ -56,6 +57,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         self._ended_indices: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._read = 0
         self._prompts = iter(asked)
+        self._held: tuple[Prompt | PendingPrompt, SamplingParams | None] | None = None
         self._check = check
         self._submit = submit
         self._max_ahead = ahead
@@ -111,20 +113,26 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         """Read and submit prompts while there is room. Return whether it stopped at a prompt not available yet."""
         group: dict[int, Submission] = {}
         prompt_pending = False
-        while self._has_room() and (prompt_and_params := next(self._prompts, None)) is not None:
-            prompt, params = prompt_and_params
+        while self._has_room() and (prompt_and_params := self._held or next(self._prompts, None)) is not None:
+            (prompt, params), self._held = prompt_and_params, None
             if isinstance(prompt, PendingPrompt):
                 prompt_pending = True
                 break
-            index, self._read = self._read, self._read + 1
+            index = self._read
             try:
                 submission = self._check(prompt, params, _end_listener(self._ended_indices, index))
             except EngineClosed:
                 raise
             except CortexError as error:
+                waits = not all(isinstance(item, CortexError) for item in self._open.values())
+                if waits and isinstance(error, OutOfMemory):  # the images of those that run leave no room for its own
+                    self._held = prompt_and_params
+                    break
+                self._read += 1
                 self._open[index] = error
                 self._ended_indices.put(index)
                 continue
+            self._read += 1
             self._open[index] = None
             group[index] = submission
             if not self._together:

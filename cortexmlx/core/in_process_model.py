@@ -212,12 +212,12 @@ class InProcessModel:
                 return None
             if config.keep is not None:
                 raise ModelUnsupported("with keep_last, an image could be dropped in part")
-            self.images = family.make_reader(loaded, tower, config.prefill_budget or PREFILL_BUDGET)
+            images = family.make_reader(loaded, tower, config.prefill_budget or PREFILL_BUDGET)
+            self._sight_bytes, self.images = predict_sight_bytes(tower, loaded.path).total, images
         except CortexError as error:  # its text part does not need it
             self._sight_notes = (f"images are not seen: {error}",)
             return None
         mode.sight = Sight(tower, loaded.model)
-        self._sight_bytes = predict_sight_bytes(tower, loaded.path).total
         self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
         return mode.sight
 

@@ -13,6 +13,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import filter_hints, render_error
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
+from cortexmlx.types.images import ImageLayout
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
@@ -41,6 +42,7 @@ class ChatTokens(list[int]):
         tail_length: int = 0,
         anchor_length: int = 0,
         source: PromptSource | None = None,
+        images: ImageLayout | None = None,
     ) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
@@ -48,6 +50,7 @@ class ChatTokens(list[int]):
         self.tail_length = tail_length
         self.anchor_length = anchor_length
         self.source = source
+        self.images = images
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -85,9 +88,8 @@ def tokenize(
         return prompt
     calls = None if params is None else make_calls(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
-        return _tokenize_messages(
-            tokenizer, prompt.messages, template_variables(tokenizer, prompt), check_length, calls, prompt.memory
-        )
+        variables = template_variables(tokenizer, prompt)
+        return _tokenize_chat(tokenizer, prompt.messages, variables, check_length, calls, prompt.memory)
     items: list[Any] = [] if isinstance(prompt, str) or not is_list(prompt) else list(prompt)
     if calls is not None and not (items and isinstance(items[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
@@ -99,7 +101,7 @@ def tokenize(
         raise InvalidRequest(_PROMPT_KINDS)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)
+    return _tokenize_chat(tokenizer, items, NO_VARIABLES, check_length, calls)
 
 
 def make_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
@@ -129,6 +131,15 @@ def is_quick_to_tokenize(prompt: object) -> bool:
     return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
 
 
+def _tokenize_chat(tokenizer: SharedTokenizer, *arguments: Any) -> ChatTokens:
+    """`_tokenize_messages`, after which this thread keeps no image."""
+    try:
+        return _tokenize_messages(tokenizer, *arguments)
+    finally:
+        if tokenizer.images is not None:
+            tokenizer.images.begin()
+
+
 def _tokenize_messages(
     tokenizer: SharedTokenizer,
     messages: Sequence[Message],
@@ -136,7 +147,7 @@ def _tokenize_messages(
     check_length: Callable[[int], None] | None,
     calls: AllowedCalls | None,
     memory: PromptMemory | None = None,
-) -> list[int]:
+) -> ChatTokens:
     """Render messages with the chat template, and return their tokens as ChatTokens."""
     is_message_list = isinstance(messages, Sequence) and len(messages) > 0
     if not is_message_list or not all(isinstance(message, Mapping) for message in messages):
@@ -160,7 +171,9 @@ def _tokenize_messages(
     )
     if isinstance(rendered_prompt, str):
         source = PromptSource(messages, rendered_prompt, variables, render_alike)
-    return ChatTokens(ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length, source=source)
+    images = None if tokenizer.images is None else tokenizer.images.find_images(ids)
+    lengths = {"tail_length": tail_length, "anchor_length": anchor_length}
+    return ChatTokens(ids, thoughts, calls, **lengths, source=source, images=images)
 
 
 def thoughts_of_answer(

@@ -168,7 +168,7 @@ class PromptHistory:
         draft = CacheReport(len(request.prompt), model=version.name)
         if known_paths:
             draft = _Comparison(path, request, source, tokenizer).report(known_paths, draft)
-        return PromptTrace(self, request, path, draft)
+        return PromptTrace(self, replace(request, images=None), path, draft)  # a handle keeps it after the end
 
     def add(self, client: str | None, report: CacheReport, path: PromptPath | None) -> None:
         """Keep a client's report and path, in place of paths that it continues."""

@@ -20,7 +20,7 @@ from cortexmlx.core.prompt_history import ModelVersion, PromptHistory
 from cortexmlx.core.streams import Listener
 from cortexmlx.core.text import StopConditions, ThinkingLimit
 from cortexmlx.core.worker import Submission, Worker
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import InvalidRequest, OutOfMemory
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.types.request import QueuedRequest
@@ -126,7 +126,7 @@ class Submitter:
             adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
-            images = None if self._tokenizer.images is None else self._tokenizer.images.find_images(tokens)
+            images, tokens.images = tokens.images, None  # a turn's tokens stay with its conversation
             if images is not None and params.prompt_logprobs is not None:
                 raise InvalidRequest("prompt_logprobs are not given with images: leave one of them out")
             request = replace(
@@ -172,15 +172,19 @@ class Submitter:
             return partial(self.prepare, owner, **{**options, "adapter": shared_adapter})
         if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
             raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
-        adapter_iterator, sentinel = iter(adapters), object()
+        adapter_iterator, sentinel, held = iter(adapters), object(), list[Any]()
 
         def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
-            adapter: Any = next(adapter_iterator, sentinel)
+            adapter: Any = held.pop() if held else next(adapter_iterator, sentinel)
             if adapter is sentinel:
                 raise InvalidRequest(
                     "there are fewer adapters than prompts: give one for all, or one each (None: none)"
                 )
-            return self.prepare(owner, prompt, params, listener, **{**options, "adapter": adapter})
+            try:
+                return self.prepare(owner, prompt, params, listener, **{**options, "adapter": adapter})
+            except OutOfMemory:  # the prompt may be prepared again
+                held.append(adapter)
+                raise
 
         return read
 
@@ -212,8 +216,8 @@ class Submitter:
         check_length(len(tokens))
         if isinstance(tokens, ChatTokens) and (reason := self._worker.core.info.why_no_chat):
             raise InvalidRequest(reason)
-        is_chat = isinstance(tokens, ChatTokens) and self._tokenizer.images is not None  # images' tokens are negative
-        invalid_token = next((t for t in tokens if not (is_chat or t >= 0) or t >= self._vocab_size), None)
+        shows = isinstance(tokens, ChatTokens) and tokens.images is not None  # images' tokens are negative
+        invalid_token = next((t for t in tokens if not (shows or t >= 0) or t >= self._vocab_size), None)
         if invalid_token is not None:
             raise InvalidRequest(f"token id {invalid_token} is outside the vocabulary of {self._vocab_size} tokens")
         return tokens

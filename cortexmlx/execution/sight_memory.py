@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, ModelCorrupt
 from cortexmlx.execution.graph_memory import peak_bytes, trace_graph
 from cortexmlx.vision import sight, towers
 from cortexmlx.vision.families import FAMILIES
@@ -53,7 +53,8 @@ def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep
 
 def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     """Return the memory of a model's vision tower, with the largest images that the processor in `folder` makes. The
-    tower's last block is traced: nothing is computed. Raises what `ImageProcessor` raises.
+    tower's last block is traced: nothing is computed. Raises what `ImageProcessor` raises, and ModelCorrupt if it does
+    not fit the tower.
     """
     processor = ImageProcessor(folder, MAX_TOKENS)
     grid = processor.largest_grid
@@ -77,6 +78,10 @@ def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
 
     try:
         graph = trace_graph(see, patches, *weights, computed_first=computed_first)
+    except ValueError as error:
+        raise ModelCorrupt(
+            f"the image settings in {folder} do not fit its tower: {error}. Download it again."
+        ) from error
     finally:
         tower.update(tree_unflatten(list(zip(names, weights, strict=True))))
     image = peak_bytes(graph, waits=True) + untraced + patches.nbytes

@@ -77,6 +77,9 @@ def begin_turn(
     anchor = find_anchor(read, sent_messages, thoughts, text_renderer(render_messages), encode)
     source = PromptSource(sent_messages, rendered_prompt, variables, render_messages)
     prompt = ChatTokens(read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor, source=source)
+    if reader.images is not None:
+        prompt.images = reader.images.find_images(prompt)
+        reader.images.begin()
     return Turn(messages, read, prompt, tag)
 
 

@@ -34,6 +34,9 @@ class ImageWriter(Protocol):
     def write(self, part: Mapping[str, Any]) -> str:
         """Return the text that stands for the image in a message's part. Raises InvalidRequest if that is no image."""
 
+    def prepare(self, part: Mapping[str, Any]) -> PreparedImage:
+        """Prepare the image of a message's part, as `write` does. Raises InvalidRequest if that is no image."""
+
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
         """Split a text at its images: return the texts, and the images' tokens between them; None: no images."""
 

@@ -541,6 +541,7 @@ class ImageProcessor:
         try:
             self._family = family(settings, max_tokens)
             self.count_tokens(640, 480)
+            self._family.patches(np.zeros((64, 64, 3), np.uint8))
         except InvalidRequest as error:
             raise ModelUnsupported(f"its images do not become small enough: {error}") from None
         except Exception as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import InvalidRequest, OutOfMemory
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.images import MAX_IMAGES, decode_image
 from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
@@ -88,7 +88,26 @@ class ImageReader:
 
     def write(self, part: Mapping[str, Any]) -> str:
         """Return the mark that stands for the image of a message's part. Raises InvalidRequest if the part has none, or
-        if the prompt's images are too large together.
+        if the prompt's images are too large together, and OutOfMemory if those of all open prompts are.
+        """
+        image = self.prepare(part)
+        written: list[PreparedImage] = self._thread.written  # what is forgotten meanwhile is not lost
+        written.append(image)
+        if _bytes_of(written) > PROMPT_BYTES:
+            raise InvalidRequest(
+                f"the prompt's images are too large together: the first {len(written)} take more than "
+                f"{format_bytes(PROMPT_BYTES)} when they are prepared. Show fewer of them, or smaller ones"
+            )
+        if self._by_key.get(image.key.hex()) is not image:
+            raise OutOfMemory(
+                f"the images of all open prompts take more than {format_bytes(OPEN_BYTES)} when they are prepared. "
+                "Wait for some of them to end, or show smaller ones"
+            )
+        return self._mark.format(image.key.hex())
+
+    def prepare(self, part: Mapping[str, Any]) -> PreparedImage:
+        """Prepare the image of a message's part, and remember it if there is room. Raises InvalidRequest if the part
+        has none.
         """
         source = _source_of(part)
         digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else None
@@ -103,27 +122,17 @@ class ImageReader:
             grid = frames, rows // made.merge, columns // made.merge
             image = PreparedImage(made.digest, made.patches, made.grid, grid, self._row_ends)
             image = self._remember(digest or made.digest, image)
-        written: list[PreparedImage] = self._thread.written  # what is forgotten meanwhile is not lost
-        written.append(image)
-        if _bytes_of(written) > PROMPT_BYTES:
-            raise InvalidRequest(
-                f"the prompt's images are too large together: the first {len(written)} take more than "
-                f"{format_bytes(PROMPT_BYTES)} when they are prepared. Show fewer of them, or smaller ones"
-            )
-        return self._mark.format(image.key.hex())
+        return image
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
         """Remember an image by its source, or, if it is there already, the one with the same key. Return the remembered
-        one. Raises InvalidRequest if there are too many others.
+        one. It is not remembered if there are too many others.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
                 self._by_source.clear()  # what nobody shows at the moment is gone with it
                 if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
-                    raise InvalidRequest(
-                        f"the images of all open prompts take more than {format_bytes(OPEN_BYTES)} when they are "
-                        "prepared. Wait for some of them to end, or show smaller ones"
-                    )
+                    return image
             image = self._by_key.setdefault(image.key.hex(), image)
             self._by_first_token[image.tokens[0]] = self._by_source[source] = image
             while len(self._by_source) > 1 and _bytes_of(self._by_source.values()) > REMEMBERED_BYTES:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.core.as_completed import AsCompleted
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
+from cortexmlx.errors import EngineClosed, InvalidRequest, OutOfMemory, PromptTooLong
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 
 
@@ -20,9 +20,12 @@ def completion(text: str) -> Completion:
 
 
 class Requests:
-    """In the place of an engine: requests end when the test says so. Prompts under 0 are refused."""
+    """In the place of an engine: requests end when the test says so. Prompts under 0 are refused, and there is memory
+    for the images of `room` others.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 100) -> None:
+        self.room = room
         self.running: dict[int, RequestHandle] = {}
         self.cancelled: list[int] = []
         self.groups: list[int] = []
@@ -30,6 +33,9 @@ class Requests:
     def check(self, prompt: Any, params: Any, listener: Any) -> Any:
         if prompt < 0:
             raise InvalidRequest(str(prompt))
+        if not self.room:
+            raise OutOfMemory("images")
+        self.room -= 1
         return prompt, listener
 
     def submit(self, submissions: Iterable[Any], handles: list[RequestHandle]) -> None:
@@ -40,11 +46,13 @@ class Requests:
         self.groups.append(len(handles) - before)
 
 
-@given(st.data(), st.integers(0, 30), st.integers(1, 6), st.none() | st.integers(1, 9), st.booleans())
+@given(
+    st.data(), st.integers(0, 30), st.integers(1, 6), st.none() | st.integers(1, 9), st.booleans(), st.integers(1, 9)
+)
 def test_whatever_the_order_each_prompt_is_answered_once_within_the_bounds(
-    data: st.DataObject, count: int, ahead: int, window: int | None, together: bool
+    data: st.DataObject, count: int, ahead: int, window: int | None, together: bool, room: int
 ) -> None:
-    requests = Requests()
+    requests = Requests(room)
     refused = data.draw(st.sets(st.integers(0, count)))
     prompts = [-1 - i if i in refused else i for i in range(count)]
     read: list[int] = []
@@ -62,6 +70,7 @@ def test_whatever_the_order_each_prompt_is_answered_once_within_the_bounds(
         completed._submit_ahead()
         for index in data.draw(st.permutations(sorted(requests.running)))[: data.draw(st.integers(1, 4))]:
             handle = requests.running.pop(index)
+            requests.room += 1
             if data.draw(st.booleans()):
                 handle.push(TokenEvent("", completion=completion(str(index))))
             else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, OutOfMemory, PromptTooLong
-from cortexmlx.types.request import FinishReason
+from cortexmlx.types.request import Completion, FinishReason
 from cortexmlx.vision import reader, sight, towers
 from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
@@ -241,6 +242,14 @@ def test_what_cannot_be_shown_is_refused(folders: dict[str, Path], tmp_path: Pat
         engine.generate(prompts()[1])
 
 
+def test_texts_are_answered_when_images_would_not_fit_the_tower(tmp_path: Path) -> None:
+    folder = write_sighted(tmp_path / "tiny")  # its tower has patches of 4 pixels, and the processor's have 14
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    with Engine(folder) as engine:
+        assert engine.generate("x", max_tokens=2).token_ids and not engine.sees_images
+        assert "images are not seen" in str(engine.info.notes)
+
+
 def test_a_conversation_has_its_images_also_when_their_files_are_gone(folders: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     picture(40, 40).save(path)
@@ -329,11 +338,23 @@ def test_the_images_of_all_open_prompts_take_bounded_memory(
     monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
     monkeypatch.setattr(Sight, "advance", lambda *_: time.sleep(0.01))  # they stay open
     with Engine(folders["qwen3_vl"], speculate=False) as engine:
-        handles = []
-        with pytest.raises(InvalidRequest, match="images of all open prompts take more than"):
+        handles, threads = [], []
+        with pytest.raises(OutOfMemory, match="images of all open prompts take more than"):
             for seed in range(99):
                 handles.append(engine.submit([shown("x", picture(64, 64, seed))], **ASKED))
         assert 2 < len(handles) < 9
+        assert engine.check_image(picture(64, 64, 99)) == engine.check_image(picture(64, 64, 0)), "it can be shown"
         monkeypatch.undo()
         assert all(handle.result(timeout=60).token_ids for handle in handles)
+        monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
+        asked = [[shown("x", picture(64, 64, seed))] for seed in range(12)]
+        results = engine.as_completed(asked, max_tokens=2, adapter=iter([None] * 12))
+        assert all(isinstance(result, Completion) for _, result in results), "they wait for room"
+        for seed in range(12):
+            thread = ThreadPoolExecutor(1)  # which lives on
+            threads.append(thread)
+            assert thread.submit(engine.generate, asked[seed], max_tokens=2).result(60).token_ids
+        monkeypatch.setattr(reader, "REMEMBERED_BYTES", 100_000)
+        assert engine.generate([shown("x", *(picture(64, 64, n) for n in range(99, 102)))], timeout=60).token_ids
+        monkeypatch.undo()
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])

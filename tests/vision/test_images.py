@@ -319,7 +319,7 @@ def test_the_digest_is_of_pixels_size_settings_and_limit(tmp_path: Path) -> None
 def test_refusals_name_the_numbers_and_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelUnsupported, match=r"no preprocessor_config\.json"):
         ImageProcessor(tmp_path)
-    for settings, error in (({"image_processor_type": "Other"}, ModelUnsupported), ({"patch_size": 0}, ModelCorrupt)):
+    for settings, error in (({"image_processor_type": "Other"}, ModelUnsupported), ({"patch_size": -4}, ModelCorrupt)):
         with pytest.raises(error, match=r"preprocessor_config\.json"):
             ImageProcessor(folder_with(tmp_path, {"image_processor_type": "Qwen2VLImageProcessor"} | settings))
     with pytest.raises(InvalidRequest, match=r"20,000 x 10 pixels.*200"):
