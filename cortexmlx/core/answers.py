@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """Collects, step by step, the log-probabilities of a prompt's tokens and of the `top` likeliest at each place."""
+    """Collects, step by step, log-probabilities of a prompt's tokens and of the `top` likeliest ones at each place."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
@@ -47,7 +47,7 @@ class PromptScores:
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
     def add(self, positions: range, scores: TokenScores) -> None:
-        """Add the log-probabilities of the tokens at `positions`, which are the first ones that are not known yet."""
+        """Add the log-probabilities of the tokens at `positions`. Those of all tokens before must have been added."""
         assert positions.start <= self._scored_count, "tokens of a prompt were left out"
         position_slice, top = slice(positions.start, positions.stop), self._top_ids.shape[1]
         self._logprobs[position_slice] = scores.logprobs
@@ -296,7 +296,7 @@ class OpenAnswer:
 
 
 def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
-    """Return `token`'s log-probability at `index` of the result, and the `likeliest` best; None if not computed."""
+    """Return the log-probability of `token`, and those of the `likeliest` best tokens; None if not computed."""
     if result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
@@ -364,7 +364,7 @@ def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def job_params(params: SamplingParams) -> SamplingParams:
-    """Return `params` as jobs need them: with log-probabilities for `best_of`, and one token to only score a prompt."""
+    """Return `params` as jobs need them: with log-probabilities for `best_of`; one token if a prompt is only scored."""
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:

@@ -155,7 +155,7 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
 def with_keywords_each(
     params: SamplingParams | Iterable[SamplingParams] | None, **keywords: Unpack[SamplingKeywords]
 ) -> SamplingParams | Iterable[SamplingParams]:
-    """Apply `with_keywords` to one set of parameters, or one per prompt. An iterator, maybe endless, is read lazily."""
+    """Apply `with_keywords` to one set of parameters or to several. An iterator, maybe endless, is read lazily."""
     if isinstance(params, (SamplingParams, str)) or not is_list(params):
         return with_keywords(checked_params(params), **keywords)
     if isinstance(params, Sequence):

@@ -24,7 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """Stands for a prompt that is not there yet: it has no index and no parameters, and reading pauses for results."""
+    """Stands for a prompt that is not there yet, without index and parameters: results can be returned meanwhile."""
 
     NOT_YET = "not yet"
 
@@ -215,7 +215,7 @@ def _pair_one_each(
 
 
 def _end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
-    """Return a listener that puts `index` into `ended_indices` at the end, without keeping the iterator alive."""
+    """Return a listener that puts `index` into `ended_indices` when a request ends. It keeps no `AsCompleted` alive."""
 
     def listen(event: TokenEvent) -> None:
         if event.completion is not None or event.error is not None:

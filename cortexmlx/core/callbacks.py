@@ -220,7 +220,7 @@ def _make_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def report_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
-    """Call `on_progress` with the progress of an event, if there are both."""
+    """Call `on_progress`, if there is one, with an event's progress, if the event has some."""
     if on_progress is not None and event.progress is not None:
         on_progress(event.progress)
 

@@ -165,7 +165,7 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
-        """Compute more of an image that requests wait for. Fail them if it fails, or is refused memory twice."""
+        """Compute more of an image that requests wait for. They fail if that fails, or is refused memory twice."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
@@ -359,14 +359,14 @@ class EngineCore:
         return plan if masked else None
 
     def _collect_due(self, plan: StepPlan | None) -> None:
-        """Collect the step before `plan`, or the newest step if there is no plan. At most one step runs ahead."""
+        """Collect the step before `plan`, or, without a plan, the step in flight. At most one step runs ahead."""
         if self._in_flight and (plan is None or len(self._in_flight) > 1):
             self._collect()
         elif plan is None and not self.scheduler.is_idle:
             raise RuntimeError("the scheduler has requests but nothing to compute")
 
     def _choose_tokens(self, plan: StepPlan) -> None:
-        """Make a step's masks during its forward pass, and start its token choice. The step before is collected."""
+        """Make a step's masks during its forward pass, and start its token choice. Older steps have been collected."""
         if not self._in_flight or self._in_flight[-1] is not plan:
             return  # memory was refused since, and all rows begin again
         with self.measurements.mask_timer:
@@ -432,7 +432,7 @@ class EngineCore:
             self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory_error(job, refusal.why))
 
     def _restart_rows(self, rows: int | None) -> None:
-        """Have all rows compute their tokens again, at most `rows` at once. Nothing else is trusted."""
+        """Have all rows compute their tokens again, at most `rows` at once. Nothing computed before is trusted."""
         self._in_flight.clear()
         self.runner.forget()
         self.scheduler.restart_rows(rows)
@@ -460,7 +460,7 @@ class EngineCore:
             self._release_arena()
 
     def _tidy_arena(self) -> None:
-        """Drop the last step's memory, compact a fragmented arena, and shrink it where that was asked for."""
+        """Drop the last step's memory, compact a fragmented arena, and shrink the arena if that was asked for."""
         self._restart_if_refused(self.runner.settle(self.cache.states.take_ops()))
         if self.draft is not None:
             self.draft.tidy()

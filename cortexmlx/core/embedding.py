@@ -395,7 +395,7 @@ class EmbeddingTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _checked_ids(self, index: int, text: Any) -> list[int]:
-        """Return a text given as token ids. Raises EmbeddingRefused if it is not, or if a prompt was asked for."""
+        """Return a text given as token ids. Raises EmbeddingRefused for anything else, or if a prompt was asked for."""
         ids: list[Any] = list(text) if is_list(text) else [None]
         for each in ids:
             is_integer = isinstance(each, Integral) and not isinstance(each, bool)

@@ -71,7 +71,7 @@ class EngineModel(Protocol):
 
     @property
     def images(self) -> ImageWriter | None:
-        """What reads the images in its messages; None if it reads text only."""
+        """What reads the images in chat messages; None if the model reads text only."""
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
         """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""

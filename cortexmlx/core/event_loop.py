@@ -68,8 +68,8 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
 
 def warn_if_blocking(name: str, other_name: str) -> bool:
-    """Return whether this thread runs an event loop, and warn if so: the loop stands still until the caller's caller
-    returns. In a notebook, where the user waits anyway, there is no warning.
+    """Warn if this thread runs an event loop: the loop stands still until the caller's caller returns. In a notebook,
+    where the user waits anyway, there is no warning. Return whether there is a running loop.
     """
     try:
         asyncio.get_running_loop()
@@ -88,7 +88,7 @@ async def run_on_thread(
     the end of the program is held up.
 
     If the task is cancelled meanwhile, `undo` is called with the result, also on a thread. `interruptible` work ends
-    instead, between two steps of Python; what it has done so far must not matter.
+    instead, between two of Python's instructions; what it has done so far must not matter.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -140,7 +140,7 @@ class CallInterrupted(SystemExit):
 
 
 class InterruptibleCall(Generic[T]):
-    """A call on a daemon thread of its own, which `interrupt` can end between two steps of Python."""
+    """A call on a daemon thread of its own, which `interrupt` can end between two of Python's instructions."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call

@@ -525,8 +525,8 @@ class KernelWarmUp:
 
 
 def check_same_tokens(model: LoadedModel, draft: LoadedModel, size: int) -> None:
-    """Raise InvalidRequest, with the numbers, unless a model and its draft model have the same tokens. The first
-    `size` ids must stand for the same texts, and be special or end an answer in both or in neither.
+    """Raise InvalidRequest unless a model and its draft model have the same tokens. The first `size` ids must stand for
+    the same texts, and be special or end an answer in both or in neither.
 
     Only ids that stand for something in both count: the rest pads embeddings, or is a special token that only one
     tokenizer has.

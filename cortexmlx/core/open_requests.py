@@ -103,7 +103,7 @@ class OpenRequests:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
-        """Tell the answers which of their tokens a step computes."""
+        """Tell the answers which of their tokens a step computes, and count those of prompts."""
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
             if answer is not None:
@@ -144,7 +144,7 @@ class OpenRequests:
         return TokenMask(np.array(rows, np.int32), np.stack(allowed_masks)) if rows else None
 
     def _constrained_answers(self, plan: StepPlan) -> Iterator[tuple[OpenAnswer, range]]:
-        """Yield a step's answers with restricted next tokens, and their logits' indices in `plan.logit_rows`."""
+        """Yield the answers whose next tokens are restricted, each with its logits' indices in `plan.logit_rows`."""
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)

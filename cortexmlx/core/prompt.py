@@ -31,7 +31,7 @@ class PromptSource:
 
 
 class ChatTokens(list[int]):
-    """The token ids of rendered messages, with thought marks and allowed calls. Its lengths: see QueuedRequest."""
+    """The token ids of rendered messages, with thought marks and allowed calls. For the lengths see `QueuedRequest`."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ def _reject_overlong(tokenizer: SharedTokenizer, text: str, check_length: Callab
 
 
 def common_length(first: str, second: str) -> int:
-    """Return how many characters two texts begin with in common, found by comparing halves."""
+    """Return how many characters two texts begin with in common, found by binary search."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -171,7 +171,7 @@ class PromptHistory:
         return PromptTrace(self, replace(request, images=None), path, draft)  # a handle keeps it after the end
 
     def add(self, client: str | None, report: CacheReport, path: PromptPath | None) -> None:
-        """Keep a client's report and path, in place of paths that it continues."""
+        """Keep a client's report and path. The path replaces older ones that it continues."""
         with self._lock:
             if client not in self._clients:
                 self._clients[client] = _Client()
@@ -412,7 +412,7 @@ def _hash_message(message: Message) -> int:
 
 
 def _text_of(message: Message) -> str:
-    """Return the text of a message, with a sign for each image; empty if it has none."""
+    """Return the text of a message, with a sign for each image; "" if the message has no text."""
     try:
         content = plain_message(message, lambda part: "\0").get("content")
     except CortexError:
@@ -421,5 +421,5 @@ def _text_of(message: Message) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the first characters of a text."""
+    """Return a text, or its first characters if it is too long to show."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -294,7 +294,7 @@ class StopStringTable:
         return len(self._children)
 
     def advance(self, node: int, code: int) -> int:
-        """Return the node after one more character: the longest stop-string beginning that the text now ends with."""
+        """Return the node after one more character: the longest beginning of a stop string at the text's end."""
         while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
             node = self._shorter[node]
         return child or 0

@@ -84,7 +84,7 @@ class MlxTask:
             pass
 
     def carry_out(self, previous_error: BaseException | None) -> None:
-        """Run the function to its end. Its thread calls this, and again with `previous_error`, what it raised."""
+        """Run the function to its end. Its thread calls this, and again with each error that this has raised."""
         if not self._has_ended:
             first, self._has_started = not self._has_started, True
             self._run(None if first else previous_error)
@@ -114,7 +114,7 @@ class _MlxThread(threading.Thread):
         self._wake.put(None)
 
     def leave_interpreter(self, deadline: float) -> None:
-        """Have the thread wait for the process's end in a system call. Return when it does, or at `deadline`."""
+        """Have the thread wait for the process's end in a system call. Return once it waits there, or at `deadline`."""
         while not self._unpark():
             if time.monotonic() > deadline:
                 return

@@ -213,8 +213,8 @@ class StoreConnector:
         return self._tier is not None and len(self._tier) > 0
 
     def describe_prefix(self, name: str, tokens: Sequence[int], client: str | None, adapter: str) -> StoredPrefix:
-        """Return what the whole blocks of `tokens` are called in the folder, and what they depend on. `adapter` is the
-        hash of an adapter's content. Raises PrefixRefused if nothing is stored.
+        """Return the whole blocks of `tokens` as a named prefix, with what their keys and values depend on. `adapter`
+        is the hash of an adapter's content. Raises PrefixRefused if nothing is stored.
         """
         setup, tier = self._setup, self._tier
         if setup is None or tier is None or not setup.fingerprint:
@@ -234,7 +234,7 @@ class StoreConnector:
         )
 
     def store_again(self, keys: Sequence[Key], missing: Collection[Key]) -> None:
-        """Queue entries whose pieces are `missing` on disk, though they were written once: the store was full."""
+        """Queue entries again whose pieces are `missing` on disk: written once, they were removed from a full store."""
         tier = self._tier
         for key in keys if tier is not None else ():
             entry = self._cache.prefix.get(key)

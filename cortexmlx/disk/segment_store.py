@@ -318,7 +318,7 @@ class SegmentStore:
         return index
 
     def _sync_with_folder(self, index: SegmentIndex) -> None:
-        """Add the folder's segments that an index lacks, and remove those that are gone.
+        """Add to an index the segments of the folder that it lacks, and remove from it those that are gone.
 
         If it does not know many of them, nobody waits for them: until they are added, nothing is found.
         """

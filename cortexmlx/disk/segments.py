@@ -29,7 +29,7 @@ _MAX_HEADER = 64 << 20
 
 
 class ForeignSegment(ValueError):
-    """A segment file in the format of another version, which may be able to read it."""
+    """Raised for a segment file in the format of another version. That version may be able to read it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RecordLocation:
 def write_segment(
     folder: Path, secret: bytes, model: str, records: Sequence[Record]
 ) -> tuple[str, int, list[RecordLocation]]:
-    """Write records to a new file of the folder, mode 0600. Return its name, its bytes, and where each record is.
+    """Write records to a new file of the folder, mode 0600. Return its name, its size, and where each record is.
 
     The file appears complete or not at all. `model` is for people. Raises OSError.
     """
@@ -68,7 +68,7 @@ def write_segment(
 def write_records(
     file: BinaryIO, name: str, secret: bytes, model: str, records: Sequence[Record]
 ) -> tuple[int, list[RecordLocation]]:
-    """Write the segment `name` of some records to an open file. Return its bytes, and where each record is."""
+    """Write the segment `name` of some records to an open file. Return its size, and where each record is."""
     stored_records = [
         (record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored_arrays(),)
     ]

@@ -168,12 +168,12 @@ def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
 
 
 def _versions() -> str:
-    """Return the versions of everything that rounds in its own way."""
+    """Return the versions of the packages that decide how numbers are computed and rounded."""
     return ", ".join(f"{package} {version(package)}" for package in ("cortexmlx", "mlx", "mlx-lm"))
 
 
 def _describe_precision(group: LayerGroup, dtype: object) -> str:
-    """Return in what numbers a group of layers keeps its keys and values."""
+    """Return the number format in which a group of layers keeps its keys and values."""
     return f"{group.spec.kv_bits} bits" if group.spec.kv_bits else dtype_name(dtype)
 
 

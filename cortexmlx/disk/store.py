@@ -332,7 +332,7 @@ class RecordReader:
         return self._has_missed_opening and not self._segments.is_open
 
     def _watch_timeouts(self) -> None:
-        """Answer every request that takes too long with no records: the target of the second thread."""
+        """Answer every request that takes too long, without records: the target of the second thread."""
         while True:
             with self._condition:
                 if self._stopping:

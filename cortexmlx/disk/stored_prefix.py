@@ -57,7 +57,7 @@ class StoredPrefix:
     """Whose prompts find it. A file does not say it."""
 
     def entry_keys(self, client: str | None) -> list[Key]:
-        """Return the keys of its blocks in the prefix cache, for prompts of a client."""
+        """Return the keys of the prefix's blocks in the prefix cache, for prompts of a client."""
         salt = AdapterSalt(bytes.fromhex(self.adapter), client) if self.adapter else client
         return PrefixCache(self.block_size).keys(self.tokens, salt)
 
@@ -75,7 +75,7 @@ class StoredPrefix:
         return self.pieces(model_identity(self.fingerprint, store.secret), self.client)
 
     def check_model(self, fingerprint: str, parts: Mapping[str, str], model: str) -> None:
-        """Raise PrefixRefused unless the model with this fingerprint made it, and say in what they differ."""
+        """Raise PrefixRefused, with the differences, unless the prefix was made by the model with this fingerprint."""
         if fingerprint == self.fingerprint:
             return
         differences = [name for name in parts if parts[name] != self.parts.get(name)]
@@ -96,13 +96,13 @@ class StoredPrefix:
 
 
 def save_prefix(folder: Path, prefix: StoredPrefix) -> None:
-    """Keep a prefix's name in a store's folder, in place of another one of that name. Raises OSError."""
+    """Save what a prefix is, without its keys and values, in a store's folder under its name. Raises OSError."""
     with write_atomically(_prefix_path(folder, prefix.name), private=True) as file:
         file.write(_to_json(prefix))
 
 
 def find_prefix(folder: Path, name: str) -> StoredPrefix:
-    """Return the prefix of a name. Raises PrefixRefused, with the names that there are."""
+    """Return the prefix with a name. If there is none, raises PrefixRefused with the names that exist."""
     with contextlib.suppress(FileNotFoundError):
         return _from_json(_prefix_path(folder, name).read_bytes())
     names = ", ".join(repr(each.name) for each in list_prefixes(folder)) or "none"
@@ -129,7 +129,7 @@ def _prefix_path(folder: Path, name: str) -> Path:
 
 
 def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
-    """Write a prefix with its keys and values to a file, which appears complete or not at all. Return its bytes.
+    """Write a prefix with its keys and values to a file, which appears complete or not at all. Return the file's size.
 
     Raises PrefixRefused if a piece is not in the store, OSError if the file cannot be written.
     """

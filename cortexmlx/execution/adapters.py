@@ -31,7 +31,7 @@ _MIN_RANK = 8
 
 
 class AdapterGroup:
-    """LoRA adapters with the same target layers and the same table rank (their rank rounded up to a power of two).
+    """LoRA adapters with the same target layers and the same table rank (see `_table_rank`).
     They share one table per target, so that a step with several of them is one product each with A and B.
     """
 
@@ -219,8 +219,8 @@ class ServedAdapters:
 
     @contextmanager
     def apply_to_step(self, plan: StepPlan, states: SpanStep | None) -> Iterator[None]:
-        """Make the model's layers apply the adapters of a step in this context. The step has some. `states` says which
-        tokens recurrent layers are called with.
+        """Make the model's layers apply the adapters of a step in this context. The step must have some. `states` says
+        which tokens recurrent layers are called with.
         """
         self._route_step(plan)
         self._step = states
@@ -288,7 +288,7 @@ _ADVICE = AS_MODEL_ADVICE[0].upper() + AS_MODEL_ADVICE[1:] + "."
 
 
 def _table_rank(rank: int) -> int:
-    """Return the rank of a table for an adapter: the next power of two, at least 8."""
+    """Return the rank of a table for adapters of this `rank`: it is rounded up to a power of two, at least 8."""
     return max(_MIN_RANK, 1 << (rank - 1).bit_length())
 
 

@@ -133,7 +133,7 @@ class Runner(Protocol):
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """The command buffers that a decode step takes on the GPU; None without a GPU, or if it is not known."""
+        """The command buffers that a decode step takes on the GPU; None without a GPU, or if the number is unknown."""
 
     def begin(self, blocks: GroupCounts) -> Refusal | None:
         """Allocate an empty arena of `blocks` blocks. The old arena is freed first."""

@@ -138,7 +138,7 @@ class PagedMode:
         return backend.checks(self._model, paged_groups(self.groups), block_size)
 
     def head_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
-        """Return the checks of the kernels that an assistant needs. A draft head's layer is as the model's are."""
+        """Return the checks of the kernels that an assistant needs. A draft head's layer needs those of the model."""
         if backend.by_kernels is None or not isinstance(self._head, Assistant):
             return ()
         calls = []
@@ -308,5 +308,5 @@ def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
 
 
 def store_notes(mode: ExecutionMode) -> tuple[str, ...]:
-    """Return a note on why nothing of a model goes to the KV store; none if it can."""
+    """Return a note on why nothing of a model goes to the KV store; no note if its keys and values can."""
     return () if mode.max_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

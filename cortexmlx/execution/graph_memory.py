@@ -227,7 +227,7 @@ class _Replay:
         self._await_calls(MAX_CALLS_AHEAD)
 
     def _await_calls(self, ahead: int) -> None:
-        """Give back what calls needed, in order, until at most `ahead` of them are left to be computed."""
+        """Let the oldest calls end, and free what they needed, until at most `ahead` calls are left to be computed."""
         while self._calls > ahead:
             calls, held_buffers = self._pending_calls.popleft()
             self._calls -= calls

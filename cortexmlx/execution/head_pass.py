@@ -53,7 +53,7 @@ class RowKeys:
         return self._handle(layer, dtype, self.tail.get(layer), self.columns_used)
 
     def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Add a guess's `[rows, kv_heads, 1, dim]` to the rows. Return where attention finds all of the layer's."""
+        """Add a guess's `[rows, kv_heads, 1, dim]` to the rows. Return what `find` returns, with the guess."""
         new: Slab = (keys,) if values is None else (keys, values)
         form = self.memory.arena.quantization(layer)
         if form is not None:

@@ -157,7 +157,7 @@ def plan_lone_step(groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: in
 
 
 def _add_drafts(scheduler: Scheduler, count: int) -> None:
-    """Draft `count` tokens, shared among all decoding rows. None of them is what the row will choose."""
+    """Draft `count` tokens, shared among all decoding rows. None of them is what its row will choose."""
     jobs = scheduler.draftable_jobs
     for index, job in enumerate(jobs):
         scheduler.set_drafts(job.id, (1,) * (count // len(jobs) + (index < count % len(jobs))))

@@ -159,7 +159,7 @@ class ModelRunner:
     @return_refusals
     def prepare(self, plan: StepPlan) -> None:
         """Carry out the memory operations of a step (`prepare_memory`) before its pass, as a call of its own. The next
-        call must be `dispatch` or `forward` of the same object, which leaves them out. Nothing may be in flight. It
+        call must be `dispatch` or `forward` with this plan object, which leaves them out. Nothing may be in flight. It
         is a call of its own since a rank must not wait in a collective for one that was refused memory.
         """
         self._prepare_memory(plan)
@@ -477,5 +477,5 @@ class ModelRunner:
         self.trim()
 
     def trim(self) -> None:
-        """Free the memory that MLX caches of deleted arrays."""
+        """Free the memory of deleted arrays, which MLX keeps for new ones."""
         mx.clear_cache()

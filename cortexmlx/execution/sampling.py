@@ -424,7 +424,7 @@ class LogitChange(Protocol):
 
 
 class SubsetChange(Generic[C]):
-    """Applies a change to some rows of a batch. The other rows cost nothing, and make no list of tokens longer."""
+    """Applies a change to some rows of a batch. The other rows cost nothing."""
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
         """`rows`, of `total` rows, are those that `change` changes."""
@@ -461,7 +461,7 @@ class LogitBias:
 
 
 class RepetitionPenalty:
-    """Makes the last `context` tokens of prompt and answer less likely. Every row has a penalty: others are left out.
+    """Makes the last `context` tokens of prompt and answer less likely. Every row must have a penalty.
 
     Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once however
     often the token occurs. This is the rule of mlx-lm's `make_repetition_penalty`.
@@ -494,7 +494,7 @@ class RepetitionPenalty:
 
 
 class CountPenalty:
-    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it, in rows that all have a penalty.
+    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it. Every row must have a penalty.
 
     `logit -= count * frequency + (count > 0) * presence`, where `count` is how often the answer has the token already.
     """

@@ -102,7 +102,7 @@ class SerialRunner:
 
     @property
     def command_buffers(self) -> None:
-        """None: they are not known for mlx-lm's own caches."""
+        """Always None: they are not known for mlx-lm's own caches."""
         return None
 
     def begin(self, blocks: GroupCounts) -> None:
@@ -131,7 +131,7 @@ class SerialRunner:
         self.trim()
 
     def trim(self) -> None:
-        """Free the memory that MLX caches of deleted arrays."""
+        """Free the memory of deleted arrays, which MLX keeps for new ones."""
         mx.clear_cache()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class SequenceCaches:
 
     def rewind(self, tokens: int) -> bool:
         """Cut the caches back to the first `tokens` tokens. To 0 this always works; otherwise only if the result is
-        exact. Return False if it is not; then nothing has changed.
+        exact. Return False if it would not be; then nothing has changed.
         """
         surplus = self.length - tokens
         if not tokens:
@@ -404,7 +404,7 @@ def _cache_spec(leaf: Any) -> KVSpec | None:
 
 
 def _spec_by_growth(initial_size: int, grown_size: int) -> KVSpec:
-    """Return an unknown cache's spec from its bytes at one token and at `_GROWTH_TOKENS` more, as two-byte numbers."""
+    """Return an unknown cache's spec, as if of float16, from its bytes at one token and at `_GROWTH_TOKENS` more."""
     numbers = -(-(grown_size - initial_size) // (2 * _GROWTH_TOKENS))
     return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(initial_size - 2 * numbers, 0))
 
@@ -449,7 +449,7 @@ class SingleSequenceCache(KVCache):
 
     @property
     def uses_token_memory(self) -> bool:
-        """True: mlx-lm's caches take memory for every token."""
+        """Always True: mlx-lm's caches take memory for every token."""
         return True
 
     @property

@@ -56,7 +56,7 @@ class _LeaderSampler:
 
 class _FollowerSampler:
     """The sampler of any other rank: receives the tokens that rank 0 chooses. The sum depends on this rank's logits,
-    although it has no use for them: rank 0's need this rank in every collective that comes before.
+    although it has no use for them: rank 0's logits need this rank in every collective that comes before.
     """
 
     def __init__(self, group: mx.distributed.Group) -> None:

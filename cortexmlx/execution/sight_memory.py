@@ -37,7 +37,7 @@ class SightBytes:
 
 
 def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool) -> SightBytes | None:
-    """Return what seeing takes for the model in `folder`, with the tower that an engine would read; None without one.
+    """Return what seeing takes for the model in `folder`, with the tower that an engine reads; None if there is none.
     No weights are read.
     """
     family = FAMILIES.get(str(config.get("model_type")))

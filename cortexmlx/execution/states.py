@@ -50,8 +50,8 @@ class StateBatch:
 
 @dataclass(frozen=True, eq=False)
 class VerifiedSpan:
-    """A span of `length` tokens of some rows, the last of which may be wrong drafts, with what it takes to compute the
-    states within it: the states `before` it, and the calls of recurrent modules, by leaf.
+    """A span of `length` tokens of some rows, with what it takes to compute the states within it: the states `before`,
+    and the calls of recurrent modules, by leaf. The span's last tokens may be wrong drafts.
     """
 
     before: StateBatch
@@ -89,7 +89,7 @@ class StatePlace:
 
 class StateStore:
     """The recurrent states of all rows, and snapshots of some states. `sizes` are the numbers of slots, by leaf of the
-    model. The model gets `leaves` in their place. Each leaf passes its module's inputs to `feed`.
+    model. The model gets `leaves` in place of its own. Each leaf passes its module's inputs to `feed`.
     """
 
     def __init__(self, sizes: Mapping[int, int], feed: Callable[..., None] = lambda *_: None) -> None:
@@ -322,7 +322,7 @@ class StateStore:
 
 
 def _join_states(places: Sequence[StatePlace]) -> StateBatch | None:
-    """Return the states of some rows as one batch; None without rows."""
+    """Return the states of some rows as one batch; None if there are no rows."""
     if not places:
         return None
     runs: list[tuple[StateBatch, list[int]]] = []
@@ -339,7 +339,7 @@ def _join_states(places: Sequence[StatePlace]) -> StateBatch | None:
 
 
 def _map_slots(states: Sequence[States], make: Callable[[list[mx.array]], mx.array]) -> States:
-    """Apply `make` to the arrays of each slot; None where there are none."""
+    """Apply `make` to the arrays of each slot. A slot without arrays stays None."""
     return tuple(
         tuple(None if slots[0] is None else make(list(slots)) for slots in zip(*leaves, strict=True))
         for leaves in zip(*states, strict=True)

@@ -83,8 +83,8 @@ class KVCache:
         return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
-        """Return the index of a block of a match that is no longer cached, though the token after its first `tokens`
-        tokens sees it: the last such block of one group. None if all are cached.
+        """Return the index of a block that the token after a match's first `tokens` tokens sees, but that is no longer
+        cached: the last such block of one group. None if all these blocks are cached.
         """
         for group in self.tables.windowed_groups:
             for index in range(
@@ -475,7 +475,7 @@ class KVCache:
     def _extend_tables(
         self, sequence: SequenceBlocks, required_ends: Sequence[int], preferred_ends: Sequence[int]
     ) -> None:
-        """Extend all groups' tables, or none: to `required_ends`, or to `preferred_ends` if the same run holds it."""
+        """Extend all groups' tables, or none: to `required_ends`, or to `preferred_ends` if one run goes that far."""
         previous_ends = [table.end for table in sequence.tables]
         try:
             for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
@@ -557,7 +557,7 @@ class SequenceTables:
         return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed_groups)
 
     def table_ends(self, sequence: SequenceBlocks, end: int) -> list[int]:
-        """Return each group's table end for `end` blocks: less in windowed groups, with at most `max_blocks` each."""
+        """Return each group's table end for a sequence of `end` blocks. Windowed tables have `max_blocks` at most."""
         pairs = zip(sequence.tables, self.max_blocks, strict=True)
         return [end if limit is None else min(end, table.first + limit) for table, limit in pairs]
 

@@ -68,7 +68,7 @@ class PinnedPrefixes:
         return number, len(keys) * size
 
     def _require_room(self, chain: PinnedKeys) -> None:
-        """Raise PinRefused if the pins would exceed their share of blocks or snapshots with this one."""
+        """Raise PinRefused if this pin would make all pins exceed their share of the blocks or snapshots."""
         cache = self._cache
         for group, keys in enumerate(chain.group_keys):
             have, group_blocks = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]
@@ -104,7 +104,7 @@ class PinnedPrefixes:
             snapshots.order.pin(self._snapshots[number])
 
     def pin_recomputed_states(self) -> None:
-        """Pin the recurrent states that were dropped and have been computed again."""
+        """Pin the recurrent states of pinned texts that were dropped and computed again."""
         snapshots = self._cache.states.snapshots
         if snapshots is not None and self._chains:
             existing_numbers = snapshots.numbers()

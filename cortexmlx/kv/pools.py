@@ -229,9 +229,8 @@ class BlockPools:
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
     def evict_for_transient(self) -> None:
-        """Evict unused blocks that chats have cached, until `spare` blocks of each group's limit hold none of them:
-        those are for transient sequences. Blocks with owners do not count. The least recently used goes first; pinned
-        blocks stay.
+        """Evict unused blocks that were not cached by transient sequences, until `spare` blocks of each group's limit
+        are left for these. Blocks with owners do not count. The least recently used goes first; pinned blocks stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
@@ -285,7 +284,7 @@ class BlockPools:
             raise pool.cache_full_error(blocks, self.block_size)
 
     def _try_grow(self, group: int, min_added: int) -> None:
-        """Grow a group to twice its size, or else by `min_added` blocks, within the limit.
+        """Grow a group, and those of equal window, to twice its size, or else by `min_added` blocks, within the limit.
 
         If the system refuses both, lower the limit to what the group has.
         """
@@ -512,7 +511,7 @@ class BlockPool:
             self.make_evictable(block)
 
     def release_from_point(self, entry: PrefixEntry, block: int) -> None:
-        """Count one resume point less that needs an entry's block. If none is left, the block is evicted first."""
+        """Count one resume point less for an entry's block. A block that no point needs any more is evicted early."""
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -544,7 +543,7 @@ class BlockPool:
             table_end = table.end
 
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
-        """Take one owner from each of some `blocks` of a sequence. Return how many blocks became free.
+        """Take one owner from each of a sequence's `blocks`. Return how many blocks became free.
 
         A block without owners is free, or waits to be evicted if it is cached: ends of texts are evicted before
         beginnings, so the last block waits first. With `evict_first`, the blocks wait before all others, in the order

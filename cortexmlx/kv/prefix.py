@@ -133,7 +133,7 @@ class PrefixCache:
         return root
 
     def _root_key(self, salt: Salt) -> Key:
-        """Return the key of a salt's root, which no block has."""
+        """Return the key of a salt's root. No block has this key."""
         if salt is None:
             return hashlib.blake2b(digest_size=16).digest()
         if isinstance(salt, AdapterSalt):
@@ -207,7 +207,7 @@ class PrefixCache:
             entry.blocks = tuple(GONE if block == GONE else new[block] for block, new in pairs)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if index and tree disagree, or a key is not of its tokens. For tests and debug runs."""
+        """Raise AssertionError if index and tree disagree, or an entry has a wrong key. For tests and debug runs."""
         roots = set(self._roots.values())
         for key, entry in self._entries.items():
             expected_key = self._hash(entry.parent.key, entry.tokens)

@@ -111,10 +111,10 @@ def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int 
 
 
 def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None, long_tail_rows: int = 0) -> int:
-    """Return the most bytes of the tail with up to `rows` active rows: its columns of every layer per row, twice. Up
-    to `long_tail_rows` rows have `LONG_TAIL_COLUMNS` columns, more rows have `TAIL_COLUMNS`.
+    """Return the most bytes that the tail takes with up to `rows` active rows. Up to `long_tail_rows` rows have
+    `LONG_TAIL_COLUMNS` columns, more rows have `TAIL_COLUMNS`.
 
-    The tail is functional: while a step writes its column, the old and the new tail both exist.
+    That is twice its columns: while a step writes its column, the old and the new tail may both exist.
     """
     tokens = max(rows * TAIL_COLUMNS, min(rows, long_tail_rows) * LONG_TAIL_COLUMNS)
     return 2 * tokens * bytes_per_token(groups, itemsize)
@@ -311,7 +311,7 @@ def check_kv_memory(kv_memory: int, memory: int, working_set: int, machine: str 
 
 
 def kv_memory_warning(kv_memory: int, available_bytes: int, machine: str = "this machine") -> tuple[str, ...]:
-    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left, else nothing."""
+    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left; else no note."""
     if kv_memory <= available_bytes:
         return ()
     return (

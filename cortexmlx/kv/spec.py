@@ -70,7 +70,7 @@ class KVSpec:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The sizes of the key, and of the value if it is stored, of one token and head."""
+        """How many numbers a key has, and a value if values are stored, per token and head."""
         return (self.key_dim,) if self.value_in_key else (self.key_dim, self.value_dim)
 
     @property
@@ -185,8 +185,7 @@ GROUP_SIZES = (64, 32)
 def quantize_groups(
     groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None
 ) -> tuple[LayerGroup, ...]:
-    """Return the same layers with keys and values of `bits` bits; None: unchanged. Layers without keys and values stay
-    as they are.
+    """Return the groups with keys and values of `bits` bits; None: unchanged. Groups without any stay as they are.
 
     `group_size` None takes the first of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
     does, if the given one does not, or if no layer keeps keys and values.
