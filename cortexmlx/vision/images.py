@@ -438,8 +438,8 @@ class _Gemma4:
 
 
 class _Gemma3:
-    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images, which
-    transformers makes on demand.
+    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images;
+    transformers does so on demand.
     """
 
     merge = 1
@@ -591,7 +591,7 @@ class ImageProcessor:
 
 
 def _tower_sizes(folder: Path) -> dict[str, Any]:
-    """Return how many pixels a patch of Pixtral's tower has, and how many patches a token."""
+    """Return the sides of a patch of Pixtral's tower in pixels, and of a token in patches."""
     config = read_json_object(folder / "config.json")
     vision = config.get("vision_config")
     patch = vision.get("patch_size", 16) if isinstance(vision, dict) else 16

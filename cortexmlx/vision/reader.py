@@ -113,8 +113,8 @@ class ImageReader:
         return self._mark.format(image.key.hex())
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by its source, or, if it is there already, the one with the same key. Return the remembered
-        one. Raises InvalidRequest if there are too many others.
+        """Remember an image by its source; if one with the same key is known already, remember that one. Return the
+        remembered one. Raises InvalidRequest if there are too many others.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
