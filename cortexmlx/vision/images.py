@@ -256,7 +256,7 @@ def read_file(source: ImageSource) -> tuple[str, bytes]:
 
 
 def _format_of(name: str, data: bytes) -> str:
-    """Return the format that a file's first bytes say. Its name does not matter. Raises InvalidRequest for others."""
+    """Return the format that a file's first bytes say, whatever its name. Raises InvalidRequest for an unknown one."""
     for kind, (_, beginning) in _FORMATS.items():
         if re.match(beginning, data, re.DOTALL):
             return kind
