@@ -209,8 +209,8 @@ query. For a piece of 512 tokens and a window of 128, that is 5 times as many as
 def reason_for_our_kernel(
     variant: PrefillVariant, attention_window: AttentionWindow, *, matrix_units: bool
 ) -> str | None:
-    """Return why our prefill kernel serves a layer, or None if MLX's attention does. The reason says what MLX's would
-    do.
+    """Return why our prefill kernel serves a layer, or None if MLX's attention does. The reason says what MLX's
+    attention would do.
 
     The answer is the same for all pieces of a layer. If it depended on their length or on where their blocks lie, a
     request's tokens would depend on the other requests in the batch.

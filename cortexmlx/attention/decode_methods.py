@@ -346,7 +346,7 @@ MLX_METHODS: dict[DecodeMethod, Attend] = {
 
 
 def mlx_methods_for(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
-    """Return the MLX methods for a layer in a class of steps: the reference first, and alone on a CPU below float32."""
+    """Return the MLX methods for a layer in a class of steps: the reference first, then those that may be faster."""
     spec, max_tokens = layer.spec, batch.max_total_tokens
     numbers = spec.kv_heads * sum(spec.dims) * spec.itemsize
     if (

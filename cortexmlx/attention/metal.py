@@ -53,7 +53,7 @@ class _DecodeWork:
 
 
 class DecodeKernelStep:
-    """What the decode kernels need of a step on the device: block tables, and the newest work list."""
+    """The data of a step on the device for the decode kernels: block tables, and the newest work list."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step

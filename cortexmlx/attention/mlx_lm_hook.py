@@ -35,7 +35,7 @@ def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
 
 
 def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return each layer's leaf or tuple of leaves. In a sending pipeline rank, mark each `PipelineSender`."""
+    """Return each layer's leaf or tuple of leaves. In a sending pipeline rank, set `sends` of each leaf."""
     if _is_sending_rank(model):
         for leaf in leaves:
             if isinstance(leaf, PipelineSender):
@@ -72,7 +72,7 @@ class PipelineSender:
 
     @property
     def keys(self) -> mx.array:
-        """A stand-in for a cache's keys, in whose place mlx-lm's pipeline sets an array that depends on the sending."""
+        """A stand-in for a cache's keys. mlx-lm's pipeline replaces it by an array that depends on the sending."""
         if not self.sends:
             raise AttributeError("keys")
         return mx.zeros((1,), mx.int32)
@@ -117,7 +117,7 @@ class LayerCache(PipelineSender):
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the step's handle again, for a layer without its own keys and values that attends to this cache's."""
+        """Return the step's handle again, for a layer without keys of its own, which attends to those of this cache."""
         return self._handle, self._handle
 
     def fetch_keys(self, keys: mx.array) -> Any:
@@ -156,7 +156,7 @@ class CustomHandle(ABC):
 
     @abstractmethod
     def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
-        """Return the attention of the model's queries, with the model's `scale`; scores get its `score_term` added."""
+        """Return the attention of the model's queries, with its `scale`; `score_term` is added to the scores."""
 
 
 _params_with_scale = lru_cache(AttentionParams)

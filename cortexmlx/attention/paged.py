@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class StepDerivedData:
-    """Data that a backend lazily derives from a GroupStep for all layers (and decode window steps): one per kind."""
+    """Data that a backend derives from a GroupStep once for all layers and all steps of a decode window, by kind."""
 
     def __init__(self) -> None:
         self._data: dict[Callable[[GroupStep], Any], Any] = {}

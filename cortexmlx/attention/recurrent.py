@@ -456,7 +456,7 @@ class RecurrentProbe:
         return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     def state_spec(self, leaf: int, rows: int) -> KVSpec:
-        """Return a recurrent leaf's KVSpec, with the bytes of one of `rows` rows. Raises ModelUnsupported if empty."""
+        """Return a recurrent leaf's KVSpec, from its state of `rows` rows. Raises ModelUnsupported if that is empty."""
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
             raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")

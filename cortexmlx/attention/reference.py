@@ -78,7 +78,7 @@ def _row_index(kv: PagedKV) -> RowIndex:
 
 
 def _slab_sizes(kv: PagedKV) -> tuple[int, int, int]:
-    """Return a layer's KV heads, the blocks of its slab, and the tokens of a block."""
+    """Return how many KV heads a layer has, how many blocks its slab has, and how many tokens a block."""
     heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
     return heads, slots // kv.arena.block_size, kv.arena.block_size
 
@@ -205,8 +205,8 @@ def _attend_quantized(
 def _quantized_products(
     lhs: mx.array, kv: PagedKV, lhs_indices: mx.array, block_indices: mx.array, *, values: bool
 ) -> mx.array:
-    """Multiply `lhs[which_left]` by the quantized blocks that `block_indices` names (block b of head h is h * all + b):
-    by their keys transposed, or by their `values`.
+    """Multiply `lhs[lhs_indices]` by the quantized blocks that `block_indices` names (h * blocks + b: block b of head
+    h): by their keys transposed, or by their `values`.
     """
     form = kv.quantization
     assert form is not None
@@ -233,7 +233,7 @@ def _dequantize_slab(kv: PagedKV, arrays: Slab) -> Slab:
 def _block_products(
     lhs: mx.array, kv: PagedKV, lhs_indices: mx.array, block_indices: mx.array, *, values: bool
 ) -> mx.array:
-    """Multiply `lhs[which_left]` by the blocks that `block_indices` names: by their keys transposed, or by their
+    """Multiply `lhs[lhs_indices]` by the blocks that `block_indices` names: by their keys transposed, or by their
     `values`.
 
     The blocks are not copied, except that MLX's CPU build can do that with plain blocks in float32 only. With two
@@ -293,7 +293,7 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, sof
 
 
 def _trim_values(sums: mx.array, kv: PagedKV) -> mx.array:
-    """Cut weighted sums to the value's size: for values in keys, whole keys are summed, since cutting keys copies."""
+    """Cut weighted sums to the size of a value. Values in keys are summed as whole keys, since cutting keys copies."""
     width = kv.value_in_key
     return sums if width is None or kv.expand is not None else sums[..., :width]
 

@@ -168,7 +168,7 @@ MIN_SEEN_TOKENS = 512
 
 
 class PieceBatch:
-    """Short prefill pieces that are computed together, each padded to the longest with its own last token."""
+    """Short prefill pieces that are computed together, each padded with its own last token to the longest length."""
 
     def __init__(self, pieces: Sequence[PrefillPiece], attention_window: AttentionWindow) -> None:
         self._pieces, self._window = pieces, attention_window

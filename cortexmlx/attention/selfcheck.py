@@ -163,7 +163,7 @@ class KernelApproval:
 
 def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
     """Check a decode kernel variant on rows of unequal length with a tail, with a window and without, and after 65,536
-    tokens. An error of the kernel is a result, not an exception. What was in flight before and fails raises here.
+    tokens. An error of the kernel is a result, not an exception. A failure of work in flight before raises here.
     """
 
     def compared() -> float:
@@ -234,8 +234,8 @@ def run_check(
     measure_error: Callable[[], float | Difference],
     judge: str = "attention in float64",
 ) -> VariantCheck:
-    """Run a check and return its result. `reason` says why the variant does not run. `measure_error` runs it and
-    returns the largest difference from what `judge` says.
+    """Run a check and return its result. `reason`, if any, says why the variant does not run. `measure_error` runs it
+    and returns the largest difference from what `judge` says.
     """
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})", refused=True)

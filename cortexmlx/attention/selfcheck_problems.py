@@ -92,7 +92,7 @@ def make_decode_problem(
         return slab, tails
 
     def stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
-        """Draw each row's keys or values. Return them, and slab and tails: of them, or of codes, scales and biases."""
+        """Draw each row's keys or values. Return them, and a slab and tails for each array that stores them."""
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
             unquantized = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]

@@ -88,7 +88,7 @@ class Softmax:
 
 
 def normalize(sums: mx.array, total: mx.array | None) -> mx.array:
-    """Divide weighted sums of values by the sum of the weights; None means that they are normalized already."""
+    """Divide weighted sums of values by `total`, the sum of the weights; None: the weights are normalized already."""
     return sums if total is None else sums / total
 
 

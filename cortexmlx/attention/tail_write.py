@@ -260,7 +260,7 @@ class TailWriter:
         self, keys: mx.array, values: mx.array | None
     ) -> tuple[NewTokens, TrackedArray, set[int]] | None:
         """Return the kernel's inputs for a layer's new keys and values, the model's own queries, and the modules that
-        the kernel replaces; None if they were computed in another way.
+        the kernel replaces; None if keys or queries were computed in another way.
         """
         rotated = [array for array in self._rotated_arrays if array.origin is not None]
         self._rotated_arrays.clear()
@@ -299,7 +299,7 @@ def _alias(x: mx.array) -> mx.array:
 
 
 def _find_norm(x: mx.array) -> tuple[HeadNorm | None, mx.array, Any]:
-    """Return the norm before a rotation, its input and its module; or no norm, and the rotation's own input."""
+    """Return the norm before a rotation, the norm's input and module; without a norm None, an alias of `x` and None."""
     origin = x.origin if isinstance(x, TrackedArray) else None
     if isinstance(origin, NormOrigin):
         weight, input_array = origin.norm.weight, origin.input_array

@@ -73,7 +73,7 @@ class Autotuner:
                 self._table.add(new_entries)
 
     def choose_default(self, job: TuningJob) -> None:
-        """Choose the job's default candidate, whatever is the fastest."""
+        """Choose the job's default candidate, even if another is faster."""
         self._record_choice(job, ChoiceSource.FIXED, Timing({}, {}))
 
     def chosen_candidate(self, key: str) -> str | None:

@@ -78,7 +78,7 @@ class Timing:
 
 
 def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Timing | None:
-    """Time all candidates in turns. Return None if the budget ends before enough is known."""
+    """Time all candidates in turns. Return None if the budget ends before each was timed often enough."""
     refused: dict[str, str] = {}
     memory_refused = False
     times: dict[str, list[float]] = {}

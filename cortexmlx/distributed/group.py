@@ -126,7 +126,7 @@ class HostGroup:
         )
 
     def cancel_starts(self) -> None:
-        """Make a start on another thread, and every later one, raise EngineClosed soon. Any thread may call it."""
+        """Make a start that is under way, and every later one, raise EngineClosed soon. Any thread may call it."""
         self._starts_cancelled = True
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ Part = tuple[LayerGroup, ...]
 
 
 def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
-    """Return each rank's layer groups: the same, in one order, for all ranks. One that a rank lacks has no layers."""
+    """Return each rank's layer groups: all groups in one order. Those of which a rank has nothing have no layers."""
     parts = [tuple(part) for part in parts]
     specs = list(dict.fromkeys(group.spec for part in parts for group in part))
     layers = [{group.spec: group.layers for group in part} for part in parts]
@@ -279,7 +279,7 @@ def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
 
 
 def join_groups(parts: Sequence[Part]) -> Part:
-    """Return the whole model's layer groups. A group's bytes are those on all ranks. `parts` are in one order."""
+    """Return the whole model's layer groups: each has its layers of all ranks. `parts` are in one order."""
     return tuple(
         LayerGroup(rank_groups[0].spec, tuple(layer for group in rank_groups for layer in group.layers))
         for rank_groups in zip(*parts, strict=True)

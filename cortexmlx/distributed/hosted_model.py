@@ -81,12 +81,12 @@ class HostedModel:
             raise
 
     def _recover_from_loss(self, core: Any, epoch: int, loss: HostLost) -> None:
-        """Recover from a worker's loss, noticed outside of a step, unless a step or a start met the loss since."""
+        """Recover from a loss that was noticed outside of a step, unless a step or a start has met the loss since."""
         if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(loss)
 
     def _make_runners(self) -> tuple[tuple[Part, ...], Runner]:
-        """Have the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
+        """Have the workers make their runners. Return each worker's layer groups and the runner of all."""
         parts = align_groups(info.groups for info in self._group.infos)
         return parts, self._group.make_runners(parts)
 

@@ -115,7 +115,7 @@ class Open(_Message, frozen=True):
 
 
 class MakeRunner(_Message, frozen=True):
-    """Call: make the runner of this rank's layers. Answered by its constants."""
+    """Call: make the runner of this rank's layers. Answered by the runner's constants."""
 
     groups: tuple[LayerGroup, ...]
 
@@ -204,7 +204,7 @@ def from_sent_plan(sent_plan: SentPlan) -> StepPlan:
 
 
 def _logit_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return the segments of which logits are computed."""
+    """Return the segments for which logits are computed."""
     return tuple([segment for segment in segments if segment.logits])
 
 
@@ -391,8 +391,7 @@ _SentParams = msgspec.defstruct(
 
 def sampler_tokens(row: SamplingRow) -> tuple[TokenList, TokenList]:
     """Return the tokens of a row's prompt and output that the sampler reads: the last ones for a repetition penalty,
-    and the whole output for penalties that count. The tests compare the tokens that it chooses with these and with
-    all.
+    and the whole output for other penalties. The tests compare the tokens that it chooses with these and with all.
     """
     params = row.params
     last = params.repetition_context if params.repetition_penalty != 1.0 else 0
@@ -416,7 +415,7 @@ def to_sent_row(row: SamplingRow) -> SentRow:
 
 
 def from_sent_row(row: SentRow) -> SamplingRow:
-    """Convert a received row back, with what the sampler reads of it. Raises HostLost."""
+    """Convert a received row back. It has only the tokens that the sampler reads. Raises HostLost."""
     return SamplingRow(_decode_params(row.params), row.seed, row.prompt, row.output)
 
 

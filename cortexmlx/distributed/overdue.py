@@ -90,7 +90,7 @@ class OverdueCall:
 
     @property
     def culprit(self) -> int | None:
-        """The rank that hangs, judged by processor time if several have not answered; None if that does not tell."""
+        """The rank that hangs, judged by processor time if several have not answered; None if it cannot be told."""
         if len(self.ranks) == 1:
             return self.ranks[0]
         known_usage = sorted(
@@ -203,7 +203,7 @@ class HangDetector:
         )
 
     def _kind_of_call(self, asks: AnyCall) -> int | None:
-        """Return which kind a call is of, for times to compare; None if it may take any time."""
+        """Return the kind of a call: times are compared within a kind. None if the call may take any time."""
         match asks:
             case Open() | Close():
                 return None

@@ -280,8 +280,8 @@ def _check_answer_types(answers: Sequence[Value], kind: type[T]) -> list[T]:
 
 
 def _first_refusal(answers: Sequence[Value]) -> Refusal | None:
-    """Return the refusal of some rank, one that may have left an arena half written if there is one; None if no rank
-    refused. An arena is as it was only if it is so on all ranks.
+    """Return one of the refusals, if possible one that may have left an arena half written; None if no rank refused.
+    An arena is as it was only if it is so on all ranks.
     """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)
@@ -356,7 +356,7 @@ class RankChannels:
         return self._failure is not None or self._is_sending
 
     def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
-        """Send one call to all ranks, or each its own or nothing. Return number and last message. Raises HostLost."""
+        """Send all ranks one call, or each its own call or none. Return number and last message. Raises HostLost."""
         self._raise_if_ended()
         self._number += 1
         calls = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)

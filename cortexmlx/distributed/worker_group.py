@@ -158,12 +158,12 @@ class WorkerGroup:
 
 
 class WorkerChannel:
-    """A channel to a worker whose errors say how the worker ended, and the last lines that it wrote."""
+    """A channel to a worker. Its errors say how the worker ended, and the last lines that the worker wrote."""
 
     def __init__(
         self, rank: int, links: Sequence[WorkerLink], processes: WorkerProcesses, names: Sequence[str]
     ) -> None:
-        """`links` are those of all ranks: the side on which one was ended tells why."""
+        """`links` are those of all ranks: the side that ended a link tells why a worker was lost."""
         self._link = links[rank]
         self.name = self._link.name
         self._links = links

@@ -31,7 +31,7 @@ _NOT_READ = (".k_proj.", ".v_proj.", ".k_norm.", ".v_norm.", ".rotary_emb.")
 
 
 class Assistant(nn.Module):  # type: ignore[misc]
-    """Guesses the token after next from a token's hidden state and the next token, and tokens after it one by one.
+    """Guesses the token after next from a token's hidden state and the next token, and later tokens one by one.
 
     `config` is its config.json. `language_model` is the part of the assisted model that computes text. `target_layers`
     are the numbers of the model's layers whose keys and values its layers read.
@@ -60,8 +60,8 @@ class Assistant(nn.Module):  # type: ignore[misc]
         positions: mx.array,
         find_keys: Callable[[int], tuple[Any, Any]],
     ) -> tuple[mx.array, mx.array]:
-        """Return the states `[T, 1, backbone]` that are `hidden` in the call for the token after, and the states that
-        `choose` takes, `[T, 1, h]`.
+        """Return the states `[T, 1, backbone]` that the call for the next token gets as `hidden`, and the states
+        `[T, 1, h]` that `choose` takes.
 
         `hidden` `[T, 1, backbone]` are the assisted model's states after its last norm, at `positions` `[T]`.
         `next_embeddings` `[T, 1, backbone]` are those of the tokens that follow, as `embed` gives them.

@@ -154,7 +154,7 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
 
 
 def make_draft_head(model: nn.Module) -> DraftHead | None:
-    """Return a draft head for a model, without its weights. None if none is known, as for a derived class."""
+    """Return a draft head, without weights, for a model of exactly a known class; None for any other model."""
     if type(model) in _LAST_LAYERS:
         return DraftHead(_LAST_LAYERS[type(model)](model.args, model.args.num_hidden_layers), model, 0)
     layer_class: Callable[..., nn.Module]
@@ -227,7 +227,7 @@ def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) ->
 def quantize_head(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
 ) -> None:
-    """Replace the layers of `head` whose weights are packed in the files by quantized layers. Their bits are in
+    """Make quantized layers of those layers of `head` whose weights are packed in the files. Their bits are in
     `settings` by path, or in the shapes. The names in the files have a `prefix`. Raises ModelCorrupt if they do not
     fit.
     """

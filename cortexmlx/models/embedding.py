@@ -355,7 +355,7 @@ class RerankerPrompt:
     def encode_document(
         self, encode: Encode, instruction: str, query: str, document: str, max_tokens: int
     ) -> tuple[list[int], int]:
-        """Return the prompt's tokens, the document cut to fit `max_tokens`, and how many tokens it has uncut."""
+        """Return the prompt's tokens, cut within the document to `max_tokens`, and how many the uncut prompt has."""
         prefix, suffix = encode(_BEGINNING), encode(_END)
         pair = encode(_format_query(instruction, query, f" {document}"))
         max_pair_tokens = max(max_tokens - len(prefix) - len(suffix), 0)

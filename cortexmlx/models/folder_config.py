@@ -56,8 +56,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return how the names of the draft head's tensors begin in a checkpoint with this config.json; None if it has no
-    head that is read. Converters put `language_model.`, `model.` or both before a name.
+    """Return how the names of the draft head's tensors begin in a checkpoint with this config.json; None if no draft
+    head of its model type is known. Converters put `language_model.`, `model.` or both before a name.
     """
     kind, layers = config.get("model_type"), config.get("num_hidden_layers")
     if kind in MTP_MODELS:
@@ -78,7 +78,7 @@ def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
-    """Return whether a folder with this config.json and tensors of these names has a draft head that is read."""
+    """Return whether a folder with this config.json and tensors of these names has a draft head of a known kind."""
     prefix = head_prefix(config)
     return prefix is not None and any(map(prefix.match, tensors))
 
@@ -232,7 +232,7 @@ def stated_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def ignored_window(config: Mapping[str, Any]) -> int | None:
-    """Return the window of tokens, newest included, that transformers applies, not mlx-lm; None if they agree."""
+    """Return the window of tokens, newest included, that transformers applies but mlx-lm ignores; None without one."""
     for source in language_configs(config):
         value = source.get("sliding_window")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -60,7 +60,7 @@ def load_model(
     `on_built(model)` is called with the model of a folder before its weights are read: see `load_folder`. It must not
     raise.
 
-    `evaluate_part(model)` leaves a part of a model whose weights have not been read, and evaluates it: see
+    `evaluate_part(model)` cuts a model whose weights have not been read to a part, and evaluates that: see
     `models/sharding`. Without it, the whole model is evaluated.
 
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
@@ -169,7 +169,7 @@ def _load_files(
 
 
 def _evaluate(model: Any, path: Path, evaluate_part: Callable[[Any], object] | None) -> None:
-    """Evaluate the model's weights, or have `evaluate_part` leave a part of the model and evaluate that.
+    """Evaluate the model's weights, or have `evaluate_part` cut the model to a part and evaluate that.
 
     MLX's random state is evaluated, too. A model class draws weights when it is built, and the files' weights take
     their place. What is never drawn stays as a chain of keys in memory, 64 KB a model, also after its thread has ended.

@@ -55,9 +55,9 @@ def check_weights(folder: Path) -> dict[str, Path]:
 
 
 def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Path]:
-    """Return the files of those tensors whose name is `wanted`, by name. Files that have none of them may be missing.
+    """Return the file of each tensor with a `wanted` name, by name. Files without such a tensor may be missing.
 
-    Raises ModelCorrupt if one that has any is missing or damaged.
+    Raises ModelCorrupt if a file with such a tensor is missing or damaged.
     """
     index = folder / INDEX_FILE
     listed = read_weight_map(index) if index.is_file() else {}

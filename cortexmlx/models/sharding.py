@@ -150,7 +150,7 @@ def _is_divided(count: int, new_count: int, hosts: int) -> bool:
 
 
 def _copy_modules(model: Any) -> Any:
-    """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some in place."""
+    """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some arrays in place."""
     return copy.deepcopy(model, {id(array): mx.stop_gradient(array) for _, array in tree_flatten(model.parameters())})
 
 

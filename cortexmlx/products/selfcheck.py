@@ -74,8 +74,8 @@ class ProductProblem:
 
 
 def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProblem:
-    """Return a small product that tests the kernel for a shape and number of rows: as many slices, which do not all
-    have as many groups, and a last threadgroup with a single output. The results are of order 1.
+    """Return a small product that tests the kernel for a shape and number of rows: it has the shape's slices, with
+    unequal numbers of groups, and a last threadgroup with a single output. The results are of order 1.
     """
     return _draw_problem(shape, (2 * shape.slices - 1) * shape.group, rows, 0, seed)
 

@@ -87,7 +87,7 @@ class QuantizedProducts:
         return saved
 
     def keep_shared(self) -> None:
-        """Give the modules that share no input their own classes back, because our kernel is used for no product."""
+        """Keep only modules that share an input: give the others their own classes back, as our kernel is not used."""
         kept = [entry for entry in self._modules if entry[0].product.shared is not None]
         self._modules = [entry for entry in self._modules if entry[0].product.shared is None]
         self.remove()
@@ -330,7 +330,7 @@ class SharedInput:
 
 
 def find_shared_inputs(calls: Sequence[tuple[nn.Module, mx.array]]) -> Iterator[list[nn.Module]]:
-    """Yield the modules of each array that several modules in a row got, if their weights can be joined. `calls` are
+    """Yield each group of consecutive modules that get the same array and whose weights can be joined. `calls` are
     those of a pass, in order, with their arrays.
     """
     counts = Counter(id(module) for module, _ in calls)

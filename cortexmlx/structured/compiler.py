@@ -40,8 +40,8 @@ _Key = tuple[StructuredOutput | None, Thoughts | None, "AllowedCalls | None"]
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model's answers, and keeps the newest `MAX_KEPT`. Any number of threads may use it
-    at once. Nothing is imported or built before the first use.
+    """Compiles the grammars of one model's answers, and keeps the `MAX_KEPT` last used. Any number of threads may use
+    it at once. Nothing is imported or built before the first use.
     """
 
     def __init__(self, tokenizer: SharedTokenizer, vocab_size: int) -> None:

@@ -53,7 +53,7 @@ def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str =
 
 
 def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:
-    """Return a rule part for free text without the tag `close`, and its rules that `text_up_to_rules` does not have."""
+    """Return a rule part for free text without the tag `close`, and its rules besides those of `text_up_to_rules`."""
     if isinstance(split_specials(close, specials)[0], int):
         return f"{name.upper()}_TEXT", []
     return f"{name.upper()}_REST", [f"{name.upper()}_REST: {text_without(close)}"]
@@ -66,7 +66,7 @@ def text_without(text: str, not_first: str = "") -> str:
 
 
 def choice_rules(name: str, choices: Sequence[str]) -> list[str]:
-    """Return rules for a choice of texts, the first named `name`. One terminal: a rule allows only some 2,000 ways."""
+    """Return rules for a choice of texts, the first named `name`. One terminal: a rule allows some 2,000 choices."""
     terminal = f"{name.upper()}_CHOICE"
     return [f"{name}: {terminal}", f"{terminal}: {' | '.join(map(quote, choices))}"]
 

@@ -150,7 +150,7 @@ class StructuredOutput:
         return {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}[Form(name)](value)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the form as plain data for `named`, without its type. A schema that was closed is written as such."""
+        """Return the form as plain data for `named`, without `result_type`. A closed schema is written as such."""
         is_json = self.form in (Form.JSON, Form.CHOICE)
         value = json.loads(self.definition) if is_json else self.definition
         options = {"lenient": self.lenient, VLLM_OPTIONS["compact"]: self.compact}

@@ -317,7 +317,7 @@ def _significant_digits(number: int | float) -> int:
 
 
 def resolve_pointer(reference: object, schema: Mapping[str, Any]) -> object:
-    """Return what a `$ref`'s JSON pointer leads to in its own schema; None for nothing, and for another document."""
+    """Return what a `$ref`'s JSON pointer leads to in its own schema; None if it is nothing or in another document."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target: object = schema

@@ -140,7 +140,7 @@ class ImageLayout:
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
 
     def pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
-        """Return the pieces of images in `count` tokens of the text from `first`, which are a step's from `begin`."""
+        """Return the pieces of images in `count` tokens from `first` on, which are a step's tokens from `begin` on."""
         pieces = []
         for span in self.spans:
             start, end = max(span.start, first), min(span.end, first + count)

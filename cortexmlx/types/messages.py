@@ -83,7 +83,7 @@ def plain_message(
     """Return the message with its content as one text. In the OpenAI API, `content` may be a list of parts.
     `write_image(part)` returns what stands for an image in the text; None: the model sees none.
 
-    Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
+    Raises InvalidRequest for any other part: a template would write a placeholder for it, and the model would
     answer as if it had seen something.
     """
     content = message.get("content")
@@ -106,7 +106,7 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
 
 
 def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:
-    """Return the text of one part of a message's content. Raises InvalidRequest for a part that is no text."""
+    """Return the text of one part of a message's content, by `write_image` for an image. Raises InvalidRequest."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

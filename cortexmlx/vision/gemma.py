@@ -135,7 +135,7 @@ class Gemma4Tower(Tower):
 
 
 class UnifiedTower(Tower):
-    """What Gemma 4's 12B has in a tower's place: its patches, one for a token, do not meet."""
+    """What Gemma 4's 12B has in place of a tower: it projects each token's pixels, and no token sees another."""
 
     depth = 0
 
@@ -333,7 +333,7 @@ TOWERS: dict[str, Callable[[Mapping[str, Any]], Tower]] = {
 
 
 def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:
-    """Return the mean of each square of `side` x `side` patches, computed in float32, in the tower's type."""
+    """Return the mean of each square of `side` x `side` patches: computed in float32, returned in the tower's type."""
     squares = hidden.astype(mx.float32).reshape(-1, side, columns // side, side, hidden.shape[1])
     return squares.mean(axis=(1, 3)).reshape(-1, hidden.shape[1]).astype(hidden.dtype)
 

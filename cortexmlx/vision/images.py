@@ -256,7 +256,7 @@ def read_file(source: ImageSource) -> tuple[str, bytes]:
 
 
 def _format_of(name: str, data: bytes) -> str:
-    """Return the format that a file's first bytes say. Its name does not matter. Raises InvalidRequest for others."""
+    """Return the format that a file's first bytes say, whatever its name. Raises InvalidRequest for an unknown one."""
     for kind, (_, beginning) in _FORMATS.items():
         if re.match(beginning, data, re.DOTALL):
             return kind
@@ -438,8 +438,8 @@ class _Gemma4:
 
 
 class _Gemma3:
-    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images, which
-    transformers makes on demand.
+    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images;
+    transformers does so on demand.
     """
 
     merge = 1
@@ -592,7 +592,7 @@ class ImageProcessor:
 
 
 def _tower_sizes(folder: Path) -> dict[str, Any]:
-    """Return how many pixels a patch of Pixtral's tower has, and how many patches a token."""
+    """Return the sides of a patch of Pixtral's tower in pixels, and of a token in patches."""
     config = read_json_object(folder / "config.json")
     vision = config.get("vision_config")
     patch = vision.get("patch_size", 16) if isinstance(vision, dict) else 16

@@ -100,7 +100,7 @@ class PixtralTower(Tower):
         self.multi_modal_projector = _Projector(config)
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Tower.begin`. `patches` `[patches, channels * size * size]` are cut of the processor's `pixel_values`,
+        """As `Tower.begin`. `patches` `[patches, channels * size * size]` are cut from the processor's `pixel_values`,
         row by row.
         """
         _, rows, columns = grid

@@ -125,8 +125,8 @@ class ImageReader:
         return image
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by its source, or, if it is there already, the one with the same key. Return the remembered
-        one. It is not remembered if there are too many others.
+        """Remember an image by its source; if one with the same key is known already, remember that one. Return the
+        remembered one, or `image` itself if there are too many others to remember it.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:

@@ -86,9 +86,9 @@ class Sight:
         return self._waiting[0] if self._waiting else None
 
     def advance(self, seconds: float | None) -> None:
-        """Run more of the tower on the image that waits longest: a piece, and others until `seconds` are over, None: to
-        its end. It is not begun while it would have features dropped that were wanted since the last call. Raises what
-        MLX raises without memory; then that image waits no more.
+        """Run the tower further on the image that waits longest: one piece or more until `seconds` are over; None: to
+        the end. An image is not begun while that would drop features that were wanted since the last call. Raises
+        what MLX raises without memory; then that image waits no more.
         """
         image, until = self.current_image, None if seconds is None else time.perf_counter() + seconds
         needed, self._needed = self._needed, set()

@@ -162,7 +162,7 @@ def count_weights(module: nn.Module) -> int:
 
 
 def is_fused(dim: int) -> bool:
-    """Whether MLX's attention has a kernel for heads of that dimension, perhaps padded, that keeps no scores."""
+    """Return whether MLX's attention has a kernel that stores no scores for heads of `dim` numbers, perhaps padded."""
     return dim <= FUSED_DIMS[-1] and mx.default_device() != mx.cpu
 
 

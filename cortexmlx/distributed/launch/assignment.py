@@ -80,7 +80,7 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def read_key(environment: MutableMapping[str, str], standard_input: TextIO) -> bytes:
-    """Read the group's key from the environment, where it is removed, or from standard input. Raises HostRefused."""
+    """Take the group's key out of the environment, or read it from standard input. Raises HostRefused."""
     text = environment.pop(KEY_VARIABLE, None) or standard_input.readline(_KEY_CHARACTERS)
     with suppress(ValueError):
         key = bytes.fromhex(text.strip())

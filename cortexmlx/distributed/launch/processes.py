@@ -204,7 +204,7 @@ class WorkerProcesses:
         self._keep_line(rest)
 
     def _keep_line(self, line: bytes) -> None:
-        """Keep a line of output, MLX's ring's apart from all others. Those of the launcher's tracebacks are dropped."""
+        """Keep a line of output. Those of MLX's ring are kept apart, and the launcher's tracebacks are dropped."""
         text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         text = "".join(c if c.isprintable() else " " for c in text)

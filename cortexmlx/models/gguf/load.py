@@ -162,7 +162,7 @@ def _read_parameters(
 
 
 def _replace_packed_layers(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
-    """Replace the layers whose weights are packed by quantized layers."""
+    """Put quantized layers in the places of the layers whose weights are packed."""
     packed_layers = []
     for path, layer in model.named_modules():
         if path in packed:
@@ -353,8 +353,8 @@ class CastingEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
 
 
 def make_packed_layer(layer: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
-    """Return a quantized layer to replace the layer `layer`; None if there is no such kind. Its parameters are loaded
-    later.
+    """Return a quantized layer to replace `layer`; None if `layer` is of a kind that cannot be quantized here. The
+    parameters are loaded later.
 
     `dtype` is the type of the activations. Nothing is computed: the weights that the constructors draw are never
     evaluated.

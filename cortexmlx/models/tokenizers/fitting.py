@@ -39,7 +39,7 @@ class TemplateRepair:
 
 
 class ConversationFitter:
-    """Repairs conversations for one chat template, and remembers the repairs it needs. `render` renders plainly."""
+    """Repairs conversations for one chat template, and remembers which it needs. `render` renders plainly."""
 
     def __init__(self, render: RenderMessages) -> None:
         self._render = render

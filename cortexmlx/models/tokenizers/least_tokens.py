@@ -109,7 +109,7 @@ def bound_for_characters(tokens: Iterable[str], whitespace_counts: bool = True, 
 
 
 def bound_for_core(core: tokenizers.Tokenizer) -> TokenLowerBound:
-    """Return the lower bound for a tokenizers core. It is 0 for every text if the tokenizer has an unknown part."""
+    """Return the lower bound for a tokenizer of the tokenizers library: 0 for every text if a part of it is unknown."""
     normalizers, cutters = list(iterate_parts(core.normalizer)), list(iterate_parts(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:

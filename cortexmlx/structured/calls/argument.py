@@ -88,7 +88,7 @@ class Argument:
         return literal if is_listed or "string" not in self.types else to_json_text(text)
 
     def literal_to_json(self, raw_text: str, literal: str | None) -> str:
-        """Convert a literal of a format that quotes strings to JSON. `literal` is the value as JSON, or None if it is
+        """Convert to JSON a literal of a format that quotes strings. `literal` is the value as JSON, or None if it is
         no JSON. Then it becomes the string that was written, as does a value of none of the declared types if a
         string is one of them.
         """

@@ -47,7 +47,7 @@ class AllowedCalls:
 
     @property
     def allows_several(self) -> bool:
-        """Whether an answer may have several calls. If a tool is named, it may have one only."""
+        """Whether an answer may have several calls. If the request names a tool, the answer may have one only."""
         return self.parallel and self.choice in ("auto", "required")
 
     @property
@@ -123,7 +123,7 @@ class CallFormat(ABC):
     """Whether the format has answers with several calls."""
 
     def adapt_thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
-        """Return the marks of thoughts that hold for answers with calls; usually they are the same."""
+        """Return the marks of thoughts in answers with calls: usually `thoughts` itself."""
         return thoughts
 
     def make_call_id(self, key: str) -> str:
@@ -329,7 +329,7 @@ def _skip_sign(reader: AnswerReader, sign: str) -> Reading[None]:
 
 
 def _choice_rules(name: str, alternatives: Sequence[str]) -> list[str]:
-    """Return the rules of a choice between several ways, each with a rule of its own."""
+    """Return the rules of a choice between alternatives, each with a rule of its own."""
     rules = [f"{name}_{number}: {alternative}" for number, alternative in enumerate(alternatives)]
     return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(alternatives)))}", *rules]
 

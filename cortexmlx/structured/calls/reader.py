@@ -162,7 +162,7 @@ class AnswerReader:
         return self._consume(index + len(tag))[: -len(tag)]
 
     def read_run(self, pattern: re.Pattern[str], max_length: int = MAX_HEADER) -> Reading[str]:
-        """Read the longest run of characters of a class, which the pattern must match in any number, also none: it may
+        """Read the longest run of characters of one class. `pattern` matches any number of them, even none: they may
         arrive in pieces. Raises NotACall if there are more than `max_length`.
         """
         run = ""

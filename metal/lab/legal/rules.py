@@ -119,7 +119,7 @@ def _feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
 
 
 def _features(parsed: Parsed, nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Yield uses of features that Metal does not have."""
+    """Yield complaints about features that Metal does not have."""
     yield from (complaint for complaint in _word_features(parsed.text) if complaint.line not in parsed.dead)
     for node in nodes:
         if not node.instantiated:
@@ -268,7 +268,7 @@ def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
 
 
 def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Yield what is wrong with the address spaces of a text and the front end does not report itself."""
+    """Yield the complaints about address spaces that the front end does not make itself."""
     for node in nodes:
         if not node.instantiated:
             yield from _unnamed_space(node)
@@ -328,7 +328,7 @@ def _template(node: TreeNode) -> Iterator[Complaint]:
 
 
 def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Yield variables in the wrong place, or with initial values. A launch counts threadgroup memory."""
+    """Yield complaints about variables in wrong places or with initial values. A launch counts threadgroup memory."""
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
             yield from _variable(node)
@@ -420,7 +420,7 @@ def _element(node: TreeNode) -> Iterator[Complaint]:
 
 
 def _conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
-    """Yield implicit conversions to bfloat, and pointers and references to elements of vectors."""
+    """Yield complaints about implicit conversions to bfloat, and pointers and references to elements of vectors."""
     for node in nodes:
         if node.kind == "UNEXPOSED_EXPR":
             yield from _to_bfloat(node)

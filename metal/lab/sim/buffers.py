@@ -74,7 +74,7 @@ def _allocations() -> tuple[int, int]:
 
 
 def offset_of(array: mx.array) -> int:
-    """Return the bytes from the start of its buffer to the array, modulo the allocator's alignment.
+    """Return the array's offset in its buffer, in bytes modulo the allocator's alignment.
 
     MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` has the alignment of an element of x.
     """

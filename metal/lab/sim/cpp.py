@@ -165,7 +165,7 @@ def _threadgroup_memory(text: str) -> str:
 
 
 def _sized_pointers(text: str) -> str:
-    """Give a function that takes a pointer to a thread's own array the array's size, too.
+    """Let a function that gets a pointer to a thread's own array know the array's size.
 
     The compiler finds it at the call: of the member or row that is passed, not of the variable around it. It then
     checks the function's indices before it optimises. A pointer that the text moves stays as it is.

@@ -22,7 +22,7 @@ def _simdgroup(thread: Sequence[int], threadgroup: Sequence[int]) -> int:
 
 
 def _argument(value: int) -> str:
-    """Return the lane, mask or delta, and the modulo of a shuffle that fills, as text."""
+    """Return a shuffle's lane, mask or delta as text, with the modulo of a shuffle-and-fill."""
     return f"{value & 0xFFFF}" + (f" (modulo {value >> 16})" if value >> 16 else "")
 
 

@@ -201,7 +201,7 @@ def find_poison(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str 
 
 
 def find_difference(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes], others: Sequence[Bytes]) -> str | None:
-    """Return a sentence about the first output that differs from `others`, the outputs with zeros in such variables."""
+    """Return a sentence about the first output that differs in `others`, where uninitialised variables were zeros."""
     for spec, data, other in zip(_writable(buffers), outputs, others, strict=True):
         one, two = _values(data, spec), _values(other, spec)
         found = (one != two) & ~((one != one) & (two != two))

@@ -137,7 +137,7 @@ class _Marks:
 
 
 def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
-    """Return the functions that can take the call's place: their names are only defined or, in functions, called."""
+    """Return the functions that can get the place of a call: their names are only defined or, in functions, called."""
     definitions = {f.at for f in functions}
     bodies = [(f.body, tokens.match[f.body]) for f in functions]
     called = set(calls.at)
@@ -174,7 +174,7 @@ def _mark_start(tokens: KernelTokens, marks: _Marks, i: int) -> None:
 
 
 def _mark_condition(tokens: KernelTokens, marks: _Marks, before: int, after: int, body: int) -> None:
-    """Start each iteration at the condition, between two tokens; at the body if the condition declares a variable."""
+    """Insert the call that begins an iteration in the condition, or in the body if the condition is a declaration."""
     if tokens.is_word(before + 1) and tokens.is_word(before + 2):
         _mark_body(tokens, marks, body)
     elif after == before + 1:

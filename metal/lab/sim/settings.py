@@ -68,7 +68,7 @@ def current() -> SimSettings:
 
 @contextmanager
 def options(**changes: Any) -> Iterator[SimSettings]:
-    """Change fields of Settings for the launches inside the block."""
+    """Change fields of SimSettings for the launches inside the block."""
     before = _state.settings
     _state.settings = replace(before, **changes)
     try:

@@ -91,7 +91,7 @@ _HOOKS: dict[str, int | str] = {
 
 
 class Build(Enum):
-    """The ways to compile a kernel. Uninitialised variables hold a pattern (NaN in floats), or with ZEROED zeros."""
+    """The ways to compile a kernel. Uninitialised variables hold a pattern (NaN in floats); in ZEROED, zeros."""
 
     CHECKED = "every access calls a hook"
     FAST = "nothing is watched"
