@@ -238,8 +238,8 @@ def read_thinking(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 def read_top_logprobs(
     fields: Mapping[str, Any], is_requested: bool, required_field: str, default_count: int | None
 ) -> Any:
-    """Return how many likely tokens to report at each place, or `default_count` if the body did not ask. Raises
-    InvalidRequest for `top_logprobs` in a body that did not ask; `required_field` says there how to.
+    """Return how many likely tokens to report at each place, or `default_count` if the body does not ask for them.
+    Raises InvalidRequest for `top_logprobs` in such a body; the message names the `required_field` that asks.
     """
     top = fields.get("top_logprobs", 0)
     if not is_requested and top:

@@ -30,7 +30,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def store_reply(request: Request, body: Body, info: ReplyInfo) -> None:
-    """Store a finished response's body before the client gets its end, so that the client may continue it at once."""
+    """Store a finished response before the client has all of it, so that the client may continue it at once."""
     if info.keep is not None:
         info.keep(request, body)
 
