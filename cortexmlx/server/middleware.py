@@ -159,7 +159,7 @@ class PathNormalizer:
         )
 
     def _is_served(self, path: str) -> bool:
-        """Whether a path is served, also one below a list, such as `/v1/models/NAME`."""
+        """Whether a path is served, also one below the path of a list, such as `/v1/models/NAME`."""
         return path in self._paths or any(path.startswith(f"{each}/") for each in self._paths if each.startswith("/v1"))
 
 
