@@ -160,9 +160,9 @@ class ChatSaver:
         return None if self._has_warned else self.path
 
     def save(self, conversation: Conversation, typed_texts: Mapping[str, str] | None = None) -> None:
-        """Save the chat, in another file if another chat has written to its own. A failure is reported once, and the
-        chat continues. A new chat is named by its first question, or by its text in `typed_texts` if the question has
-        files in it.
+        """Save the chat, in a new file if its own is in use, changed or read-only. A failure is reported once, and the
+        chat continues. A new chat is named by its first question, or by what was typed for it, in `typed_texts`, if the
+        question has files in it.
         """
         if self.path is None and not conversation.messages:
             return

@@ -230,7 +230,7 @@ def _draft_memory(
 
 
 def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, form: str) -> SightBytes | None:
-    """Return what the model takes to see images; None if it sees none, or if its files are elsewhere."""
+    """Return what the model takes to see images; None if it does not see, or if its files are not here."""
     import mlx.core as mx
 
     from cortexmlx.execution.sight_memory import plan_sight
