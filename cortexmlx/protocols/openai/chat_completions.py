@@ -200,7 +200,7 @@ class _ChoiceProgress:
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What the next chunk adds to a choice: text, thoughts, log-probabilities, pieces of calls, and token ids."""
+    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. False with ids only."""
 
     text: str
     thinking: str

@@ -197,7 +197,7 @@ def body_variables(body: Mapping[str, object]) -> dict[str, object]:
 
 
 def merge_variables(body_vars: TemplateVars, default_vars: TemplateVars) -> dict[str, object]:
-    """Return `body_vars` on top of `default_vars`. The effort "none" removes the usual thinking switch."""
+    """Return `body_vars` on top of `default_vars`. The effort "none" removes the default thinking switch."""
     return {
         name: value for name, value in default_vars.items() if name != THINKING or body_vars.get(EFFORT) != "none"
     } | {**body_vars}

@@ -21,7 +21,7 @@ from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the JSON body of a finished response: reasoning if the model thought, one message of text (none if there
-    are calls and no text), and the calls. One that reached its token limit is `incomplete`.
+    are calls and no text), and the calls. A response at its token limit is `incomplete`.
     """
     [[answer]] = answers
     body = finished_body(request, answer, info)
