@@ -143,7 +143,7 @@ class PathNormalizer:
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer."""
+        """Let the application answer, with the path that it serves."""
         if scope["type"] == "http" and (path := self.normalize(application_path(scope))) != application_path(scope):
             scope = {**scope, "path": scope.get("root_path", "") + path}
         await self._app(scope, receive, send)

@@ -275,7 +275,7 @@ class RememberedTurn:
         return len(transcript.tokens) > len(turn_tokens) and transcript.tokens[: len(turn_tokens)] == turn_tokens
 
     def match_score(self, text: str, messages: Sequence[Message]) -> tuple[bool, int]:
-        """Return whether the message after the transcript is the answer, and how much of the answer `text` has."""
+        """Return whether the message after the transcript is the answer, and how far `text` agrees with the answer."""
         if not text.startswith(self.transcript.text):
             return False, 0
         is_next_answer = len(messages) > self.message_count and self.answer.matches_message(
@@ -417,7 +417,7 @@ class TranscriptTable:
                 transcripts.add(turn)
 
     def add(self, client: str, turn: RememberedTurn, replaced_turn: RememberedTurn | None = None) -> None:
-        """Add a transcript of a client, in the place of `replaced_turn`, which it continues."""
+        """Add a client's transcript, in the place of the turn that the transcript continues, `replaced_turn`, if any."""
         with self._lock:
             self._load_saved()
             if self._shelf is not None:
