@@ -199,7 +199,7 @@ def _foreign_file_error(path: Path, reason: str) -> ConversationFileError:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Return a hash of the file's content, which tells whether it was changed."""
+    """Return a hash of a file's content, to tell whether the content was changed."""
     json_text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(json_text.encode(), digest_size=16).hexdigest()
 

@@ -127,7 +127,7 @@ class ToolRounds:
         return function
 
     def _report_result(self, call: ToolCall, result: str, start_time: float) -> Message:
-        """Report the result of a call to `on_event`, and return the message with it."""
+        """Report a call's result to `on_event`, and return the message with the result."""
         self._on_event(ToolEvent(call, result, time.monotonic() - start_time))
         return result_message(call, result)
 

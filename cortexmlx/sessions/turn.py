@@ -32,7 +32,7 @@ Render = Callable[[Sequence[Message]], str | None]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that it opens."""
+    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that the prompt opens."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
@@ -175,8 +175,8 @@ def first_message_that_fits(
 def answer_tokens(
     answer: Completion, params: SamplingParams, end_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the tokens of an answer's text, without an end token after it, which the template writes; and whether
-    there was one. The tokens are None if a stop string cut the text: what is left is tokenized anew.
+    """Return the tokens of an answer's text, and whether an end token followed them. The end token is left out, since
+    the template writes it. The tokens are None if a stop string cut the text: what is left is tokenized anew.
     """
     tokens = answer.token_ids
     if answer.stop_string is not None:
