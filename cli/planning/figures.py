@@ -46,7 +46,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class LengthFigures:
-    """The KV memory of one context length, and how many sequences of it fit."""
+    """The KV memory of one context length, and how many sequences of that length fit."""
 
     tokens: int
     bytes: int
