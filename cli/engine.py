@@ -135,7 +135,7 @@ class ReplaceableEngine:
         raise failure
 
     def _reopen_old(self) -> None:
-        """Open an engine with the old options, and with those of its adapters that can be loaded."""
+        """Open an engine with the old options, and with those of the old adapters that can still be loaded."""
         folders = self.config.adapters
         config = self.config if folders is None else replace(self.config, adapters={})
         self.engine = self._stack.enter_context(_load_with_progress(config))

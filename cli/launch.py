@@ -140,7 +140,7 @@ def launch(
 
 
 def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
-    """Return the server at `url` (None: the usual one) if it has the model (None: any), and answers our key."""
+    """Return the server at `url` (None: the usual one) if it has the model (None: any) and accepts our key."""
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})

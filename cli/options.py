@@ -24,7 +24,7 @@ from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Return the models whose names begin so, for a shell's completion. The shell completes files by itself."""
+    """Return the models whose names begin with `incomplete`, for a shell. The shell completes files by itself."""
     return [name for name in (STARTER, *cached_repo_names()) if name.startswith(incomplete)]
 
 

@@ -406,15 +406,15 @@ class Engine(NotCopyable):
         return self.pin(prompt, name=prefix.name, lifetime=lifetime, client=client, adapter=adapter)
 
     def cache_reports(self, client: str | None = None) -> list[CacheReport]:
-        """Return how much of each of a client's last 20 prompts was found in the cache, and why the rest was computed
-        again, the newest first. Those of other clients tell nothing of this client's prompts.
+        """Return reports on a client's last 20 prompts, the newest first: how much of a prompt was found in the cache,
+        and why the rest was computed again. Reports of other clients tell nothing of this client's prompts.
         """
         history = self._submitter.history
         return [] if history is None else history.reports(client)
 
     def share_history(self, history: PromptHistory | Engine) -> None:
-        """From now on, compare prompts with those in `history`, which other engines or a server have, too: so a report
-        can say that another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """Compare prompts with `history` from now on, the history of other engines or of a server: so a report can say
+        that another model has read a conversation. Does nothing with `prefix_cache=False`.
         """
         shared = history._submitter.history if isinstance(history, Engine) else history
         if self._submitter.history is not None and shared is not None:
@@ -544,8 +544,8 @@ class Engine(NotCopyable):
         return self._tokenizer.decode(ids, special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token stands for by itself, as UTF-8, which may be a part of a character. Empty if the model
-        has no such token. Raises InvalidRequest unless `token` is an integer.
+        """Return the bytes of UTF-8 that a token stands for by itself: they may be a part of a character. Empty if the
+        model has no such token. Raises InvalidRequest unless `token` is an integer.
         """
         self._worker.check_process()
         return self._tokenizer.token_bytes(arguments.checked_token(token))
@@ -570,7 +570,7 @@ class Engine(NotCopyable):
     @property
     def longest_request(self) -> int:
         """How many tokens a prompt and its answer may have together, by the context, `max_request_tokens` and the KV
-        memory. With `keep_last`, only `max_request_tokens` and the largest number that can be counted bound it.
+        memory. With `keep_last`, only `max_request_tokens` and the largest number that can be counted limit it.
         """
         scheduler = self._worker.core.scheduler
         return scheduler.limits.max_answer_tokens(0, scheduler.cache.tables.configured_tokens)
@@ -610,7 +610,7 @@ class Engine(NotCopyable):
 
 
 def _checked_name(kind: str, name: str) -> str:
-    """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it is no such name."""
+    """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it cannot be one."""
     if not is_adapter_name(name):
         raise InvalidRequest(
             f"an {kind}'s name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"

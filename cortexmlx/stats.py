@@ -73,7 +73,7 @@ class ModelInfo:
 
     @property
     def why_no_chat(self) -> str:
-        """Why the model answers no messages; empty if it may."""
+        """Why the model answers no messages; empty if it answers them."""
         if self.embedding is None:
             return ""
         return "this is an embedding model: it turns texts into vectors, and answers nothing. Take a chat model"
@@ -86,7 +86,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Latency:
-    """Statistics of durations, in seconds. `count` is the number of all; the others are of the newest ones."""
+    """Statistics of durations, in seconds. `count` counts all; the other fields are of the newest durations."""
 
     count: int
     mean: float
@@ -220,7 +220,7 @@ class CommandBuffers:
 
     @property
     def may_idle(self) -> bool:
-        """Whether the GPU may idle between two decode steps, since MLX queues less than one at once."""
+        """Whether the GPU may idle between two decode steps, since MLX queues less than a step at once."""
         return self.run_ahead < 1
 
 
@@ -250,7 +250,7 @@ class StoreState(str, Enum):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """The disk tier in `path` since the engine began. Each layer group's block counts as one, as each state does."""
+    """Counters of the disk tier in `path` since the engine began. A block of one layer group, or a state, is one."""
 
     path: str
     bytes_limit: int
@@ -272,7 +272,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The state and token counts of one answer that runs or waits. It has no text, and not who asked."""
+    """The state and token counts of one answer that runs or waits. Neither the text nor who asked is in it."""
 
     state: RequestState
     prompt_tokens: int

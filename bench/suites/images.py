@@ -1,5 +1,5 @@
-"""Measures a model that sees: the wait for an answer about an image, for one to a second question about it, and what
-rows of text wait for a token while an image comes.
+"""Measures a model that sees: the wait for an answer about an image, the wait for an answer to a second question about
+the image, and how long rows of text wait for a token while an image comes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
 
 
 def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str, float]:
-    """Return the longest time between two tokens of a row: before an image comes, and then until its answer begins."""
+    """Return the longest times between two tokens of a text row: without an image, and while one is read."""
     times: list[list[float]] = [[] for _ in range(ROWS)]
     decoding, ended = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str
 
 
 def _section(runs: list[dict[str, float]], tokens: int) -> ReportSection:
-    """Return the section of all runs."""
+    """Return the report's section on all runs."""
     medians = {name: statistics.median(run[name] for run in runs) for name in (FIRST, SECOND, COMPUTED, GAP, ALONE)}
     rows = []
     for name, median in medians.items():

@@ -150,7 +150,7 @@ class RecordFile:
         return has_rejected
 
     def _rewrite(self, records: Sequence[tuple[str, int, int]]) -> None:
-        """Replace the file by one with only these of its records. At every moment, the old or new file is complete."""
+        """Replace the file by one with these of its records, in this order. At any time, one of both files is whole."""
         new_records, offset = [], 0
         with self.path.open("rb") as old_file, write_atomically(self.path, temp_path=rewrite_path(self.path)) as file:
             for key, start, length in records:

@@ -89,12 +89,12 @@ class BatchReader:
         self._ids = ids
 
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
-        """Keep only those template variables of lines that the template reads: `variables`. None: keep all."""
+        """Ignore lines' template variables other than `variables`, those that the template reads. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
     def show_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:
-        """Read lines' images from data URLs, and from other places by `read_elsewhere`; `check` prepares each. Without
-        `check`, a line of text stands for each image.
+        """Have the images of lines read: from data URLs, and elsewhere by `read_elsewhere`; `check` prepares each.
+        Without `check`, a line of text stands for each image.
         """
         self._defaults = replace(self._defaults, check_image=check, read_elsewhere=read_elsewhere)
 
@@ -217,7 +217,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object of its fields. Raises InvalidRequest if two have the same name: one would be lost."""
+    """Return the dict of a JSON object's fields. Raises InvalidRequest if two have one name: one would be lost."""
     data = dict(pairs)
     if len(data) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]

@@ -166,7 +166,7 @@ class BatchRunFile:
     def check_lines(
         self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
     ) -> None:
-        """Raise InvalidRequest if an input line changed after its record was written. Arguments name lines by key."""
+        """Raise InvalidRequest if an input line changed after its record was written. The keys are those of lines."""
         saved_digests = self._saved_digests()
         changed_keys = [
             key for key in digests if key in done_keys and saved_digests.get(key, digests[key]) != digests[key]

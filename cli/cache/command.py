@@ -139,7 +139,7 @@ def why(
 
 
 def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
-    """Return a server's reports on the prompts of an API key's client, the newest first. Raises CortexError."""
+    """Return a server's reports on prompts of the client with this API key, the newest first. Raises CortexError."""
     address = urlsplit(server_url(url))
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}

@@ -90,8 +90,8 @@ class ChatLoop:
                 continue
 
     def _read_and_respond(self, draft: QuestionDraft | None) -> Question | QuestionDraft | None:
-        """Read a line that begins with a draft, and carry it out. Raises LeaveChat at the end of the input,
-        LineCleared if Ctrl-C comes twice.
+        """Read a line, with the draft for the user to edit, and carry the line out. Raises LeaveChat at the end of the
+        input, LineCleared if Ctrl-C comes twice.
         """
         try:
             line = self._source.ask(draft=draft.text if draft is not None else "")

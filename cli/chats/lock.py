@@ -1,4 +1,4 @@
-"""The lock of a saved chat, which an open chat holds."""
+"""The lock of a saved chat: an open chat holds it."""
 
 from __future__ import annotations
 

@@ -160,9 +160,9 @@ class ChatSaver:
         return None if self._has_warned else self.path
 
     def save(self, conversation: Conversation, typed_texts: Mapping[str, str] | None = None) -> None:
-        """Save the chat, in another file if another chat has written to its own. A failure is reported once, and the
-        chat continues. A new chat is named by its first question, or by its text in `typed_texts` if the question has
-        files in it.
+        """Save the chat, in a new file if its own is in use, changed or read-only. A failure is reported once, and the
+        chat continues. A new chat is named by its first question, or by what was typed for it, in `typed_texts`, if the
+        question has files in it.
         """
         if self.path is None and not conversation.messages:
             return
@@ -190,7 +190,7 @@ class ChatSaver:
         self.path, self._has_warned = None, False
 
     def _choose_file(self, conversation: Conversation, typed_texts: Mapping[str, str]) -> None:
-        """Choose a file if there is none yet, or if another chat now uses this one. Raises OSError."""
+        """Choose a file if there is none yet, or if the chat cannot continue in its own. Raises OSError."""
         if self.path is None:
             self.path, self._lock = _lock_free_path(_new_chat_path(conversation, typed_texts))
         elif reason := self._conflict_reason(self.path):
@@ -229,7 +229,7 @@ class ChatSaver:
 
 
 def _new_chat_path(conversation: Conversation, typed_texts: Mapping[str, str]) -> Path:
-    """Return the file of a new chat, if no other chat has that name."""
+    """Return the file for a new chat, as if no other chat had its name."""
     messages = (plain_message(message, lambda part: "") for message in conversation.messages)
     first = next((message.get("content") for message in messages if message["role"] == "user"), "")
     question = first if isinstance(first, str) else ""

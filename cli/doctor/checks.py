@@ -216,7 +216,7 @@ def _check_terminal() -> Iterator[DoctorCheck]:
 
 
 def check_attention(quick: bool, on_kernel: OnKernel) -> Iterator[DoctorCheck]:
-    """Check which attention backend runs, and that its kernels compute correctly. A kernel that serves and is wrong
+    """Check which attention backend runs, and that all our kernels compute right. A kernel that serves and is wrong
     fails where the GPU is trusted, though something else takes its place: nobody should miss it.
     """
     import mlx.core as mx

@@ -1,4 +1,4 @@
-"""The attention implementations that were timed and chosen: the lines of `cortexmlx doctor` and `doctor --time`."""
+"""What was timed and chosen for attention and quantized products: lines of `cortexmlx doctor` and `doctor --time`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 30.0
 
 
 def saved_choices() -> Iterator[DoctorCheck]:
-    """Yield the attention choices of earlier runs on this machine, as lines of the report."""
+    """Yield the choices of earlier runs on this machine, as lines of the report."""
     from cortexmlx.attention.autotuning import current_identity
     from cortexmlx.attention.backends import auto_backend_name
     from cortexmlx.autotune.chooser import read_choices
@@ -32,7 +32,7 @@ def saved_choices() -> Iterator[DoctorCheck]:
 
 
 def time_choices(model: str) -> Iterator[DoctorCheck]:
-    """Open a model, time all attention candidates, and yield the choices, which are saved for the next engine."""
+    """Open a model, time all candidates for its attention and products, save the choices, and yield them as lines."""
     from cortexmlx.cpu import blas
     from cortexmlx.mlx_lm.package import enter_mlx_lm
 

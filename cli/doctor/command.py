@@ -131,7 +131,7 @@ class KernelProgress:
 def _selected_checks(
     timed_model: str | None, everything: bool, quick: bool, on_kernel: OnKernel
 ) -> Iterator[DoctorCheck]:
-    """Yield all checks, or a model's attention times; if `everything`, both, and a timing error as a failed check."""
+    """Yield all checks, or a model's timed choices; if `everything`, both, and a timing error as a failed check."""
     from cortexmlx.cli.doctor.checks import run_checks
     from cortexmlx.cli.doctor.choices import NAME, time_choices
     from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck

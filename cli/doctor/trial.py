@@ -96,7 +96,7 @@ def _error_section(error: Exception) -> dict[str, str]:
 
 
 def compare_decode(engine: Engine) -> dict[str, Any]:
-    """Compare decoding tokens per second with mlx-lm: same weights and prompts, in pairs, each side first in turn."""
+    """Compare the speed of decoding with mlx-lm's: same weights and prompts, in pairs, each side first in turn."""
     from cortexmlx.bench.measure.trace import BenchRequest, RunTrace
     from cortexmlx.bench.suites.against import Contest
 
@@ -131,7 +131,7 @@ def compare_decode(engine: Engine) -> dict[str, Any]:
 
 
 def engine_section(engine: Engine) -> dict[str, Any]:
-    """Return the engine's counters, with the copies of its KV cache and its command buffers."""
+    """Return the engine's statistics, without those that are long or about requests."""
     figures = asdict(engine.stats())
     return {name: value for name, value in figures.items() if name not in _PERSONAL_OR_LONG}
 

@@ -28,7 +28,7 @@ def parse_schema_option(text: str, *, is_open: bool = False) -> StructuredOutput
 
 
 def _read_schema(text: str) -> StructuredOutput:
-    """Return the structured output of a typed schema, reading its file if it names one."""
+    """Return the structured output of a typed schema, or of the schema in the file that was typed."""
     if text == "json":
         return StructuredOutput.json()
     if not text or text.startswith("{"):

@@ -27,7 +27,7 @@ class ScreenRow:
 
     text: Text
     end: int
-    """The place in the flow at which the row ends."""
+    """The position in the logical line at which the row ends."""
 
 
 class LogicalLine(Protocol):

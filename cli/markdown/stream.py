@@ -67,7 +67,7 @@ MAX_ROWS = 50
 """Rows of pending text that are looked at, at most."""
 
 Place = tuple[int, int]
-"""The number of a flow in its block, and a place in that flow."""
+"""The number of a logical line in its block, and a position in that line."""
 
 
 class OpenFence:

@@ -46,7 +46,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class LengthFigures:
-    """The KV memory of one context length, and how many sequences of it fit."""
+    """The KV memory of one context length, and how many sequences of that length fit."""
 
     tokens: int
     bytes: int
@@ -230,7 +230,7 @@ def _draft_memory(
 
 
 def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, form: str) -> SightBytes | None:
-    """Return what the model takes to see images; None if it sees none, or if its files are elsewhere."""
+    """Return what the model takes to see images; None if it does not see, or if its files are not here."""
     import mlx.core as mx
 
     from cortexmlx.execution.sight_memory import plan_sight

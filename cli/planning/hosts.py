@@ -99,7 +99,7 @@ def plan_hosts(
 
 
 def _copy_modules(model: Any) -> Any:
-    """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some in place."""
+    """Return a copy of the model with lazy aliases of its arrays: mlx-lm changes some modules in place."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -107,7 +107,7 @@ def _copy_modules(model: Any) -> Any:
 
 
 def _cut_tensors(model: Any, hosts: int) -> Any:
-    """Cut every layer, and return one host's part. That can be called, but only its shapes are right."""
+    """Cut every layer, and return one host's part of the model. Only the shapes of what the part returns are right."""
     import mlx.core as mx
 
     from cortexmlx.models.sharding import StandInGroup

@@ -285,8 +285,8 @@ def _cache_specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
 
 
 def model_as_loaded(skeleton: Skeleton, on_cpu: bool, is_expanded: bool) -> Any:
-    """Return the skeleton's model in the form in which the engine loads it. On a CPU, all plain numbers are float32,
-    and packed ones too, if `is_expanded`, where that is faster.
+    """Return the skeleton's model in the form in which the engine loads it. On a CPU, plain weights are float32, and so
+    are packed ones if `is_expanded`.
     """
     import mlx.core as mx
 

@@ -41,7 +41,7 @@ def stderr() -> Console:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console that sends a terminal its own control sequences, but none of a text. Markup is not read."""
+    """Return a rich console: a terminal gets its control sequences, but none from a text. Markup is not read."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -131,8 +131,8 @@ def wrap_for_terminal(text: str, stream: TextIO) -> str:
 
 
 def harden_streams() -> None:
-    """Print characters that the terminal's encoding lacks as `?` instead of ending the program. Streams that were
-    closed at the start read as empty, and accept what is written.
+    """Have characters that the terminal's encoding lacks printed as `?` instead of ending the program, and have streams
+    that were closed at the start read as empty, and accept what is written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -40,7 +40,7 @@ _LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
 
 
 def strip_controls(text: str) -> str:
-    """Return `text` without the characters that control a terminal."""
+    """Return `text`, the characters that control a terminal or hide text made visible or removed."""
     return text.translate(TABLE)
 
 
@@ -85,7 +85,7 @@ class ControlFilter(io.TextIOBase):
         """Do nothing: the stream below belongs to other code and stays open."""
 
     def write(self, text: str) -> int:
-        """Write the text without the characters that control a terminal."""
+        """Write the text as `strip_controls` changes it."""
         self.raw_stream.write(strip_controls(text))
         return len(text)
 

@@ -56,7 +56,7 @@ class BodyFields:
         return self.reject_unknown(self.reject_unserved(body))
 
     def reject_unserved(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a body without nulls and without unserved fields whose values mean nothing. Raises InvalidRequest for
+        """Return a body without nulls and without unserved fields that have a harmless value. Raises InvalidRequest for
         an unserved field with another value.
         """
         fields = {name: value for name, value in body.items() if value is not None}
@@ -67,7 +67,7 @@ class BodyFields:
         return fields
 
     def reject_unknown(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields with an effect, of those from `reject_unserved`. Raises InvalidRequest for unknown ones."""
+        """Return those fields from `reject_unserved` that have an effect. Raises InvalidRequest for unknown fields."""
         ignored_names = fields.keys() & IGNORED - self.served - self.no_effect
         for name in sorted(ignored_names):
             warn_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")

@@ -1,5 +1,5 @@
-"""What messages contain, texts and images, and what replaces that which no chat template can read (images for a model
-that does not see, invalid text, foreign fields).
+"""What messages contain, texts and images, and what replaces contents that no chat template can read (images for a
+model that does not see, invalid text, foreign fields).
 
 A wrong parameter is refused: its sender can change it. A conversation was written by tools, by other servers and by
 people who paste images, and it comes again with every request, so an error would end it for ever. What cannot be read
@@ -142,7 +142,7 @@ PLACE: Any = object()
 
 
 def name_places(field: str, parts: object) -> object:
-    """Return the parts of a message, and note in each image its place in the client's `field`, for errors."""
+    """Return a message's parts, each image with its place in the client's body, `field` and an index, for errors."""
     if not isinstance(parts, list):
         return parts
     return [

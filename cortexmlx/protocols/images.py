@@ -77,7 +77,7 @@ class ImageParts:
         return ImageBytes(data)
 
     def _read_in_time(self, name: str) -> bytes:
-        """Return the file that a URL or a path names. Raises InvalidRequest if earlier ones have taken too long."""
+        """Return the file that a URL or a path names. Raises InvalidRequest if earlier files took too long."""
         assert self._read_elsewhere is not None
         if self._seconds > ELSEWHERE_SECONDS:
             raise InvalidRequest(f"the conversation's images took more than {ELSEWHERE_SECONDS:g} seconds to fetch")
@@ -89,7 +89,7 @@ class ImageParts:
 
 
 def decode_image(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None = None) -> bytes:
-    """Return the bytes of an image part. Raises InvalidRequest for bad base64, which is not repeated."""
+    """Return the bytes of an image part. Raises InvalidRequest, without the text, for bad base64."""
     text = _base64_text(part, read_elsewhere)
     if isinstance(text, bytes):
         return text

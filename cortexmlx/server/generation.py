@@ -135,7 +135,7 @@ class GenerationEndpoints:
         return with_error_replies(answer)
 
     async def read_body(self, request: Request, exit_stack: ExitStack) -> dict[str, Any]:
-        """Read the JSON body of a request, which counts as open until `exit_stack` is closed. Raises RequestRefused if
+        """Read a request's JSON body. The request counts as open until `exit_stack` is closed. Raises RequestRefused if
         too many requests are open, before the body takes memory.
         """
         permit = exit_stack.enter_context(self.request_limiter.acquire(request.scope.get(SCOPE_CLIENT, "")))

@@ -278,7 +278,7 @@ class RequestLimiter:
         return RequestPermit(self, client)
 
     def turns(self, client: str, with_images: bool = False) -> asyncio.Semaphore:
-        """Return what a client's bodies wait for while MAX_THREADS of them are worked on. The event loop gets the
+        """Return the semaphore of a client's bodies: threads work on MAX_THREADS of them at once. The loop gets the
         interpreter in its turn, so a hundred threads hold it up for seconds. Bodies `with_images` wait only for each
         other, since an image may have to be fetched.
         """
@@ -477,8 +477,8 @@ LINES_TYPE = "application/x-ndjson"
 
 
 class EventStream(StreamingResponse):
-    """A reply of server-sent events, or of lines. `end` is called after it, maybe twice, also if the client left before
-    it began.
+    """A reply of server-sent events, or of lines. `end` is called after the reply, maybe twice, also if the client left
+    before the reply began.
     """
 
     def __init__(

@@ -124,8 +124,8 @@ class HttpServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """A log filter: whether a record is worth a line. A request that was cut because the server ends is not, nor a
-    client that has gone while several events of its stream were written, which asyncio tells from the fifth on.
+    """A log filter: whether a record is worth a line. A request that was cut because the server ends is not, nor
+    what asyncio logs from the fifth write on to a client that has gone.
     """
     if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
         return False

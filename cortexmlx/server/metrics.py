@@ -86,7 +86,7 @@ _STORE_METRICS = (
 
 
 class _MetricCollector(Collector):
-    """Adapter: ready metrics as the Collector that prometheus_client's text writer needs."""
+    """Ready metrics in the form of a Collector, which prometheus_client's text writer needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -215,7 +215,7 @@ def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _label_value(text: str) -> str:
-    """Return a text as a label's value: what UTF-8 cannot hold is replaced, as a folder's name may have it."""
+    """Return a text as a label's value. Lone surrogates, as in some folders' names, are replaced: UTF-8 has none."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -143,7 +143,7 @@ class PathNormalizer:
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer."""
+        """Let the application answer, with the path that it serves."""
         if scope["type"] == "http" and (path := self.normalize(application_path(scope))) != application_path(scope):
             scope = {**scope, "path": scope.get("root_path", "") + path}
         await self._app(scope, receive, send)
@@ -159,7 +159,7 @@ class PathNormalizer:
         )
 
     def _is_served(self, path: str) -> bool:
-        """Whether a path is served, also one below a list, such as `/v1/models/NAME`."""
+        """Whether a path is served, also one below the path of a list, such as `/v1/models/NAME`."""
         return path in self._paths or any(path.startswith(f"{each}/") for each in self._paths if each.startswith("/v1"))
 
 

@@ -349,7 +349,7 @@ class ModelPool:
 
 
 class _PoolWait:
-    """A request for a model of a pool, which ends in a lease or an error."""
+    """A request to a pool for a model. It ends in a lease or an error."""
 
     def __init__(self, pool: ModelPool, ticket: ModelTicket, on_settled: Callable[[], None]) -> None:
         self.ticket = ticket

@@ -184,8 +184,8 @@ class ModelDirectory:
         return models | {target.name: target for target in adapter_targets if target.name not in models}
 
     def _resolve(self, name: object, *, any_name: bool = True) -> ModelTarget:
-        """Return the model and adapter that a name refers to. `any_name`: what the settings say of unknown names holds.
-        Raises InvalidRequest or RequestRefused (404).
+        """Return the model and adapter that a name refers to. `any_name`: an unknown name may mean the first model, if
+        the settings say so. Raises InvalidRequest or RequestRefused (404).
         """
         if name is None:
             return ModelTarget(self.default_name)

@@ -289,7 +289,7 @@ class Residency:
         model.newest_ticket = ticket.number
 
     def _finish_action(self, state: ModelState) -> str:
-        """End the running load or unload with this state of the model, and return the model."""
+        """End the running load or unload, give its model this state, and return the model's name."""
         assert self._changing_model is not None
         model, self._changing_model = self._changing_model, None
         self._models[model].state, self._models[model].has_failed = state, False

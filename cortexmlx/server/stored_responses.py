@@ -123,7 +123,7 @@ class ClientResponses:
 
     def store(self, request: Request, body: Body) -> None:
         """Store a finished response if its request asks for that, and remove old ones beyond the limits. Its input's
-        items get ids of their own: clients repeat ids, and a list is read on after the last one.
+        items get new ids: clients repeat ids, and ask for the next page of a list by the last id.
         """
         details = response_details(request)
         if not details.store or self._max_count < 1:

@@ -275,7 +275,7 @@ class RememberedTurn:
         return len(transcript.tokens) > len(turn_tokens) and transcript.tokens[: len(turn_tokens)] == turn_tokens
 
     def match_score(self, text: str, messages: Sequence[Message]) -> tuple[bool, int]:
-        """Return whether the message after the transcript is this answer, and how much of it `text` has there."""
+        """Return whether the message after the transcript is the answer, and how far `text` agrees with the answer."""
         if not text.startswith(self.transcript.text):
             return False, 0
         is_next_answer = len(messages) > self.message_count and self.answer.matches_message(
@@ -287,7 +287,7 @@ class RememberedTurn:
         )
 
     def _find_rendered_answer(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return the answer as rendered in `text`; None if it is as written, or absent, or has no clear end."""
+        """Return the answer as `text` has it; None if that is as the model wrote it, absent, or without a clear end."""
         end_text, answer = self.answer.end, self.answer
         answer_start = len(self.transcript.text)
         if text.startswith(answer.text, answer_start) or not end_text or len(messages) <= self.message_count:
@@ -345,9 +345,9 @@ class _ClientTranscripts:
         return turn
 
     def find_closest(self, text: str) -> list[RememberedTurn]:
-        """Return the transcripts with the longest common prefix with a text, in the order of their use: of those that
-        are a beginning of it, and of longer ones, at most `MAX_COMPARED` each. Its neighbours among the sorted
-        texts have the most in common with it, so nothing else is looked at.
+        """Return the transcripts that share the longest prefix with a text, in the order of their last use. Of those
+        that end with the prefix, and of longer ones, there are at most `MAX_COMPARED` each. The text's neighbours among
+        the sorted texts have the most in common with it, so nothing else is looked at.
         """
         texts, index = self._texts, bisect_left(self._texts, (text,))
         common = max(
@@ -417,7 +417,7 @@ class TranscriptTable:
                 transcripts.add(turn)
 
     def add(self, client: str, turn: RememberedTurn, replaced_turn: RememberedTurn | None = None) -> None:
-        """Add a transcript of a client, in the place of `replaced_turn`, which it continues."""
+        """Add a client's transcript, in the place of the turn that the transcript continues, `replaced_turn`, if any."""
         with self._lock:
             self._load_saved()
             if self._shelf is not None:

@@ -123,9 +123,10 @@ class Conversation:
         return len(self._begin_turn(self._with_question(question)).prompt)
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
-        """Stop sending the oldest turns, as few as leave room for `question` (None: the last one) and `answer` tokens:
-        all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unsent`
-        counts them. Return how many messages this call leaves out. The system prompt is always sent.
+        """Stop sending the oldest turns, one after the other, until `question` (None: the last one) and `answer` tokens
+        have room: all turns if that is not enough, none if the question alone has no room. Those turns stay in
+        `messages`, and `unsent` counts them. Return how many messages this call leaves out. The system prompt is always
+        sent.
         """
         messages, longest_request = self._with_question(question), self._host.longest_request
 
@@ -341,7 +342,7 @@ class Conversation:
 
     @contextmanager
     def _running_functions(self) -> Iterator[None]:
-        """Context in which functions run between two answers of a turn: see `_check_not_answering`."""
+        """Note, for `_check_not_answering`, that functions run in this context, between two answers of a turn."""
         self._runs_functions = True
         try:
             yield
@@ -396,7 +397,7 @@ class Conversation:
     def _read_turn(
         self, messages: tuple[Message, ...], params: SamplingParams, timeout: float | None
     ) -> Callable[[Listener | None], StartedTurn]:
-        """Begin a turn. Return a function that submits its request, and returns it with what ends the turn."""
+        """Render and tokenize a turn. Return a function that submits its request and returns the started turn."""
         params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
@@ -437,8 +438,8 @@ _OF_TOKENS = ("logit_bias", "stop_token_ids")
 
 @dataclass(frozen=True)
 class ConversationSettings:
-    """The sampling parameters and template variables of a conversation that apply to a model, and `notes` on those
-    left out, with which every turn would be refused, or mean something else.
+    """The sampling parameters and template variables of a conversation that apply to a model, and `notes` on the
+    settings left out: with them, every turn would be refused, or mean something else.
     """
 
     params: SamplingParams

@@ -86,8 +86,8 @@ class Pin:
 
 
 def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, seconds: float | None = None) -> Pin:
-    """Pin the prompt of a submission for so many seconds (None: for good), compute it and return its Pin. In a store's
-    folder it is kept under its name, too.
+    """Pin the prompt of a submission for `seconds` (None: for good), compute the prompt, and return the Pin. With a
+    `name`, the engine's store, if there is one, keeps the prompt under that name.
 
     Raises PinRefused, InvalidRequest if there is no whole block to pin, and whatever ends the submission's request.
     """
@@ -120,7 +120,7 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
 
 
 def wait_for_store(worker: Worker) -> StoreState:
-    """Wait until the weights are hashed. Return the state of the engine's store, OFF without one."""
+    """Wait until the weights are hashed, and return the state of the engine's store: OFF if there is no store."""
     while (state := worker.ask(lambda core: StoreState.OFF if core.disk is None else core.disk.state)) is (
         StoreState.HASHING
     ):

@@ -1,4 +1,4 @@
-"""Reply, AsyncReply: a streamed answer of a conversation, which gets the turn when the answer is complete."""
+"""Reply, AsyncReply: a streamed answer. Its conversation gets the turn when the answer is complete."""
 
 from __future__ import annotations
 

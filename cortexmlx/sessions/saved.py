@@ -123,7 +123,7 @@ class SavedConversation:
 
     @classmethod
     def _parse(cls, content: Mapping[str, Any], digest: str | None) -> SavedConversation:
-        """Return the conversation in a file's content. Raises many errors for what is none."""
+        """Return the conversation in a file's content. Raises errors of many classes if there is none."""
         system, messages = content["system"], content["messages"]
         if not (system is None or isinstance(system, str)):
             raise TypeError(f"its system prompt is {system!r:.80}, but must be a text or null")
@@ -199,7 +199,7 @@ def _foreign_file_error(path: Path, reason: str) -> ConversationFileError:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Return a hash of the file's content, which tells whether it was changed."""
+    """Return a hash of a file's content, to tell whether the content was changed."""
     json_text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(json_text.encode(), digest_size=16).hexdigest()
 
@@ -261,7 +261,7 @@ def without_images(message: Message) -> Message:
 
 
 def with_image_bytes(message: Message) -> Message:
-    """Return a message with the bytes of the image files that it names, which may be gone before the next turn."""
+    """Return a message with the bytes of the image files that it names: a file may be gone before the next turn."""
     content: Any = message.get("content")
     if not shows_images(message) or not any(isinstance(part.get("image"), (str, os.PathLike)) for part in content):
         return message
@@ -281,7 +281,7 @@ def image_line(part: Mapping[str, Any]) -> str:
 
 
 def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return copies of messages, which nobody can change later. Raises InvalidRequest for what is no message."""
+    """Return copies of messages, so that nobody can change them later. Raises InvalidRequest if one is no message."""
     if not is_list(messages):
         raise InvalidRequest(f"messages are a list of maps, not {messages!r:.80}")
     copies: list[Message] = []

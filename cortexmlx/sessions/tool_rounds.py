@@ -81,7 +81,7 @@ class ToolRounds:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until the whole question's timeout; None without one."""
+        """Seconds until the timeout of the whole question; None without a timeout."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.001)
 
     def run_calls(self, answer: Completion, approve: Approve | None) -> list[Message]:
@@ -98,7 +98,7 @@ class ToolRounds:
 
     async def arun_calls(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
         """`run_calls` for asyncio: coroutine functions run in this event loop, other functions on a thread. Raises
-        RequestTimeout while one still runs at the end of the time, and cancels it if it is a coroutine.
+        RequestTimeout if a function still runs at the end of the time, and cancels the function if it is a coroutine.
         """
         try:
             async with asyncio.timeout(self.time_left) as limit:
@@ -127,7 +127,7 @@ class ToolRounds:
         return function
 
     def _report_result(self, call: ToolCall, result: str, start_time: float) -> Message:
-        """Report the result of a call to `on_event`, and return the message with it."""
+        """Report a call's result to `on_event`, and return the message with the result."""
         self._on_event(ToolEvent(call, result, time.monotonic() - start_time))
         return result_message(call, result)
 

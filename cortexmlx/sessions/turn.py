@@ -32,7 +32,7 @@ Render = Callable[[Sequence[Message]], str | None]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that it opens."""
+    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that the prompt opens."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
@@ -104,8 +104,8 @@ def find_anchor(
     encode: Encode,
 ) -> int:
     """Return how many of a transcript's tokens the next turn's prompt will keep; 0 if it keeps all, or if that cannot
-    be told. Many templates leave out the turn's thoughts then: some those since the last user's message, some those
-    since the turn's first one. Others move the tools to the new message. So the template is asked.
+    be told. In later prompts, many templates leave out the turn's thoughts: some those since the user's last message,
+    some those since the turn's first one. Others move the tools to the new message. So the template is asked.
     """
     if all(message.get("role") != "user" for message in messages):
         return 0
@@ -178,8 +178,8 @@ def first_message_that_fits(
 def answer_tokens(
     answer: Completion, params: SamplingParams, end_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the tokens of an answer's text, and whether an end token followed, which the template writes. The tokens
-    are None if a stop string cut the text: what is left is tokenized anew.
+    """Return the tokens of an answer's text, and whether an end token followed them. The end token is left out, since
+    the template writes it. The tokens are None if a stop string cut the text: what is left is tokenized anew.
     """
     tokens = answer.token_ids
     if answer.stop_string is not None:

@@ -155,7 +155,7 @@ def _print_messages(chat: ChatSession, console: Console) -> None:
 
 
 def print_last_turns(messages: Sequence[Message], console: Console) -> None:
-    """Print the last two turns, in two thirds of the window at most."""
+    """Print the last four messages, in two thirds of the window at most."""
     _print_lines(messages[-2 * _LAST_TURNS :], console, max(console.height * 2 // 3, 8))
 
 

@@ -130,8 +130,8 @@ class _ConversationBuilder:
         self._last_or_new_turn("system", index).texts += texts
 
     def add_user(self, index: int, content: object, *, is_newest: bool) -> None:
-        """Add a user's message: its texts and images, and the results of tool calls. `is_newest`: there is none after
-        it. Raises InvalidRequest.
+        """Add a user's message: its texts and images, and the results of tool calls. `is_newest`: it is the
+        user's last one. Raises InvalidRequest.
         """
         recent_turns: list[_Turn] = []
         while self._turns and self._turns[-1].role != "assistant":

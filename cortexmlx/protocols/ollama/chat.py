@@ -88,8 +88,8 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def load_request(body: Mapping[str, Any], request_parts: Mapping[str, Any]) -> Request:
-    """Return the Request of a body without a prompt, which asks for the model to be loaded. Raises InvalidRequest if it
-    asks for the opposite: other clients may need the model.
+    """Return the Request of a body that has no prompt, and so asks for the model to be loaded. Raises InvalidRequest if
+    the body asks for the opposite: other clients may need the model.
     """
     if body.get("keep_alive") in _AT_ONCE:
         reason = "the server unloads models itself, after the time of its option `--idle`"

@@ -81,7 +81,7 @@ class GenerateLines(AnswerLines):
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
     def end_fields(self, answer: Completion) -> Body:
-        """Return the field `context`, which a raw prompt has not."""
+        """Return the field `context`, or no field for a raw prompt."""
         messages: Any = self._request.prompts[0]
         return {} if self._request.raw else {"context": _encode_context(messages, answer.text)}
 

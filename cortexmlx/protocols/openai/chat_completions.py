@@ -200,7 +200,7 @@ class _ChoiceProgress:
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What the next chunk adds to a choice: text, thoughts, log-probabilities, pieces of calls, and token ids."""
+    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. False with ids only."""
 
     text: str
     thinking: str
@@ -323,7 +323,7 @@ class ChoiceChunks(ABC):
     def _delta_fields(
         self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        """Yield the fields that a delta adds and the finish reason, per chunk: `reason` in the last, None before."""
+        """Yield, for each chunk, the fields that a delta adds, and the finish reason: `reason` in the last one."""
 
     @abstractmethod
     def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:

@@ -30,8 +30,8 @@ _CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapte
 
 
 def is_client_error(error: CortexError) -> bool:
-    """Whether the request itself is at fault, so that it fails again: HTTP status 400, unless `http_status` has one of
-    its own. A form that turns out to be too complex while the answer is written counts, too.
+    """Whether the request itself is at fault, so that it would fail again: HTTP status 400, unless `http_status` of the
+    server has a narrower one. A form that turns out to be too complex while the answer is written counts, too.
     """
     return isinstance(error, _CLIENT_ERRORS)
 

@@ -197,7 +197,7 @@ def body_variables(body: Mapping[str, object]) -> dict[str, object]:
 
 
 def merge_variables(body_vars: TemplateVars, default_vars: TemplateVars) -> dict[str, object]:
-    """Return `body_vars` on top of `default_vars`. The effort "none" removes the usual thinking switch."""
+    """Return `body_vars` on top of `default_vars`. The effort "none" removes the default thinking switch."""
     return {
         name: value for name, value in default_vars.items() if name != THINKING or body_vars.get(EFFORT) != "none"
     } | {**body_vars}
@@ -238,8 +238,8 @@ def read_thinking(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 def read_top_logprobs(
     fields: Mapping[str, Any], is_requested: bool, required_field: str, default_count: int | None
 ) -> Any:
-    """Return how many likely tokens to report at each place, or `default_count` if the body did not ask. Raises
-    InvalidRequest for `top_logprobs` in a body that did not ask; `required_field` says there how to.
+    """Return how many likely tokens to report at each place, or `default_count` if the body does not ask for them.
+    Raises InvalidRequest for `top_logprobs` in such a body; the message names the `required_field` that asks.
     """
     top = fields.get("top_logprobs", 0)
     if not is_requested and top:

@@ -283,7 +283,7 @@ def reply_tool_choice(choice: Any) -> Any:
 
 
 def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool]) -> str:
-    """Return the model's name of the one tool that a `tool_choice` names. Raises InvalidRequest unless there is one."""
+    """Return the model's name of the tool that a `tool_choice` names. Raises InvalidRequest unless exactly one fits."""
     kind, name = choice.get("type", "function"), choice.get("name")
     if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES:
         raise InvalidRequest(

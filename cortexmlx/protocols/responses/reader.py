@@ -138,7 +138,7 @@ def _find_previous(fields: Mapping[str, Any], defaults: RequestDefaults) -> Earl
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raise InvalidRequest unless `metadata` is an object of texts, as the reply repeats it."""
+    """Raise InvalidRequest unless `metadata`, which the reply repeats, is an object of texts."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         message = f"metadata is {metadata!r:.80}, but must be an object whose values are texts"
         raise InvalidRequest(message, field="metadata")
@@ -374,8 +374,8 @@ def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
 
 
 def _stored_parts(content: Any, kind: str, sees: bool = False) -> list[Body]:
-    """Return a content as text parts: as one part if some part is no text, which becomes a line between texts. If the
-    model `sees`, its images are parts as well.
+    """Return a content as text parts; as one part if some part is no text: each of those becomes a line of it. If the
+    model `sees`, images are parts as well.
     """
     if sees and isinstance(content, list) and kind == "input_text":
         runs = groupby(content, lambda part: isinstance(part, Mapping) and part.get("type") in KINDS)

@@ -21,7 +21,7 @@ from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the JSON body of a finished response: reasoning if the model thought, one message of text (none if there
-    are calls and no text), and the calls. One that reached its token limit is `incomplete`.
+    are calls and no text), and the calls. A response at its token limit is `incomplete`.
     """
     [[answer]] = answers
     body = finished_body(request, answer, info)
@@ -30,7 +30,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def store_reply(request: Request, body: Body, info: ReplyInfo) -> None:
-    """Store a finished response's body before the client gets its end, so that the client may continue it at once."""
+    """Store a finished response before the client has all of it, so that the client may continue it at once."""
     if info.keep is not None:
         info.keep(request, body)
 
