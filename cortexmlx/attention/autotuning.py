@@ -219,8 +219,7 @@ _TAIL_TOKENS = TAIL_COLUMNS // 2
 
 _BYTES_PER_RUN = 32 << 20
 """Bytes that the attentions of a run read together on a GPU, at most `_MAX_ATTENTIONS_PER_RUN` of them: with one,
-the time to
-begin and to wait would count for more than the attention.
+the time to begin and to wait would count for more than the attention.
 """
 _MAX_ATTENTIONS_PER_RUN = 8
 

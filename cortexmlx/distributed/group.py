@@ -98,7 +98,7 @@ class HostGroup:
             raise
 
     def reopen(self) -> None:
-        """End and restart all workers in up to three attempts. Raises HostLost, and what else `open` raises at once."""
+        """End and restart all workers in up to three attempts. Raises HostLost, and at once what else `open` raises."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self.open()

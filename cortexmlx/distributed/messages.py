@@ -275,7 +275,7 @@ AnyCall = (
 
 
 class NumberedCall(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A call with its number, which is larger for each call."""
+    """A call with its number. The numbers increase from call to call."""
 
     number: int
     asks: AnyCall

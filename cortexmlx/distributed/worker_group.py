@@ -71,7 +71,7 @@ class WorkerGroup:
         worker: Sequence[str] = WORKER,
         check: Callable[[], None] | None = None,
     ) -> WorkerGroup:
-        """Make a group and start its workers. Arguments as for the constructor; errors as of `reopen`."""
+        """Make a group and start its workers. Arguments and errors are those of the constructor and `reopen`."""
         group = cls(hosts, identity, seconds=seconds, worker=worker, check=check)
         group.reopen()
         return group

@@ -170,7 +170,7 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return a message's end that names settings which config.json lacks; None if `error` means something else."""
+    """Return the end of a message that names the settings config.json lacks; None if `error` means something else."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None

@@ -229,9 +229,9 @@ def fetch_draft(draft: str | Path, model: str | Path, report: OnProgress) -> Non
 
 
 def check_model(name: str | Path, report: OnProgress) -> None:
-    """Check that a model's files are there and whole, without loading it. A model that is not on this machine is
-    downloaded. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without reading the
-    weights.
+    """Check a model without loading it: its files are there, and those of a folder are whole. A model that is not on
+    this machine is downloaded. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without
+    reading the weights.
     """
     path = fetch_model(resolve_model(name), report)
     if path.is_dir():

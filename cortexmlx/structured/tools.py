@@ -269,7 +269,7 @@ MAX_DIGITS = 400
 
 
 def load_sent_json(text: str) -> Any:
-    """Parse JSON that a client sends. Other threads run between its numbers, which are read by functions of Python.
+    """Parse JSON that a client sends. Other threads can run meanwhile, since Python functions read the numbers.
     Raises ValueError, also for an integer of more than MAX_DIGITS digits, and RecursionError.
     """
     return _SENT_DECODER.decode(text)

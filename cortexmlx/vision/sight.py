@@ -56,8 +56,8 @@ class Sight:
         self._token_bytes = norm.nbytes * (1 + tower.deep_layers)
 
     def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
-        """Have the text part and `more_layers`, such as a draft head's, look here in each step: see `StepImages`. Call
-        it once, after all else that changes modules.
+        """Have the text part and `more_layers`, such as a draft head's, use this object in each step: see `StepImages`.
+        Call it once, after all else that changes modules.
         """
         self._step.install(self._model, self.tower, more_layers)
 
@@ -172,7 +172,7 @@ class StepImages:
         self.deep = []
 
     def install(self, model: nn.Module, tower: Tower, more_layers: Sequence[nn.Module]) -> None:
-        """Have the rotary modules and the first layers of a model look here. The model's class stays as it is."""
+        """Have the rotary modules and the first layers of a model use this object. The model's class stays as it is."""
         if not tower.turns_by_axes:
             return
         args = model.language_model.args

@@ -153,8 +153,8 @@ class ProductKernel:
         """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts: `[*experts.shape,
         outputs]`.
 
-        `experts` has as many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`. The
-        first pair of an expert computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
+        `experts` has equally many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`.
+        An expert's first pair computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
         """
         rows, pairs, of_pairs = x.size // shape.inputs, experts.size, experts.shape
         if experts.dtype != mx.uint32:

@@ -65,7 +65,7 @@ class TokenLowerBound:
         self._worth[list(uncounted_bytes)] = 0.0
 
     def compute(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least."""
+        """Return the lower bound for the number of tokens of `text`."""
         worth = sum(map(self._weigh_chunk, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
         return math.floor(worth * (1 - 1e-9))  # so rounding never adds one
 

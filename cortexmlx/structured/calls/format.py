@@ -75,7 +75,7 @@ class AllowedCalls:
         return self._arguments_by_tool[name]
 
     def misfit_note(self, name: str, values: Mapping[str, Any]) -> str:
-        """Return a note why the arguments of a call do not fit the schema of its tool; empty if they fit."""
+        """Return a note that says why a call's arguments do not fit the schema of its tool; empty if they fit."""
         if name not in self._schemas_by_tool:
             self._schemas_by_tool[name] = close_arguments(self.tool(name).schema)
         reason = find_misfit(values, self._schemas_by_tool[name])
