@@ -32,7 +32,7 @@ Render = Callable[[Sequence[Message]], str | None]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that the prompt opens."""
+    """A turn that has begun: the messages to answer, their prompt, and the thinking tag that the prompt opens."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
