@@ -206,7 +206,7 @@ def answer_message(turn: Turn, answer: Completion, reader: SharedTokenizer) -> M
 
 
 def with_partial_answer(turn: Turn, text: str, thinking: str, reader: SharedTokenizer) -> tuple[Message, ...]:
-    """Return a turn's messages with its answer as far as it was read, with the thinking tags that must have come."""
+    """Return a turn's messages with its answer as far as it was read, and the thinking tags up to there."""
     if not text and not thinking:
         return turn.messages
     thoughts = reader.thoughts
