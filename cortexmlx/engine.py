@@ -557,7 +557,7 @@ class Engine(NotCopyable):
         return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
-        """Return the state of every block of the KV arena, a few times per second at most. Raises EngineClosed."""
+        """Return the state of each block of the KV arena. Call it a few times a second at most. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:

@@ -70,7 +70,7 @@ RULES: list[Rule] = []
 
 
 def rule(name: str, file: str, constant: str) -> Callable[[Callable[[Record, Any], Finding]], None]:
-    """Make a rule of a function. The function's docstring is the rule's statement, with the thresholds by name."""
+    """Return a decorator that makes a rule of a function: its docstring states the rule, with thresholds by name."""
 
     def add(judge: Callable[[Record, Any], Finding]) -> None:
         RULES.append(Rule(name, (judge.__doc__ or "").format(**globals()), file, constant, judge))

@@ -191,7 +191,7 @@ class RandomClient:
                     self._run_act(act, model)
 
     def _run_act(self, act: Callable[[str], None], model: str) -> None:
-        """Do one act, and count it, or record its fault."""
+        """Call `act`, one of the kinds of requests, and count it, or record its fault."""
         try:
             act(model)
             self._day.work_counts[act.__name__] += 1

@@ -51,7 +51,7 @@ class _PendingItem:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its embeddings, if it asks for some, are computed."""
+        """Whether the embeddings that the item asks for, if any, are computed."""
         return self.embeddings is None or self.embeddings.done()
 
 

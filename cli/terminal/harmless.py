@@ -91,7 +91,7 @@ class ControlFilter(io.TextIOBase):
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """Return the stream below a filter, which accepts control sequences, for text of this program only."""
+    """Return the stream below a filter: it accepts control sequences, and is for text of this program only."""
     return stream.raw_stream if isinstance(stream, ControlFilter) else stream
 
 

@@ -339,7 +339,7 @@ class RequestPermit:
             self._limiter._slow.pop(self, None)
 
     def set_body_size(self, size: int) -> None:
-        """Report the body's size so far. Raises RequestRefused if this client's or all bodies take too much memory."""
+        """Record the body's size so far. Raises RequestRefused if this client's or all bodies take too much memory."""
         if self._released:
             return
         while size > SMALL_BODY and not self._limiter._has_body_memory(self.client, size - self._size):

@@ -311,7 +311,7 @@ class LimitedConnection(H11Protocol):
         self._update_timers()
 
     def _start_send_timer(self) -> None:
-        """Abort the connection unless the client reads within `send_seconds`."""
+        """Start the timer that aborts the connection unless the client reads within `send_seconds`."""
         self._send_timer.start(self.limits.send_seconds, self.transport.abort)
 
     def _close_idle_connection(self) -> bool:

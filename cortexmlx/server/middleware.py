@@ -149,7 +149,7 @@ class PathNormalizer:
         await self._app(scope, receive, send)
 
     def normalize(self, path: str) -> str:
-        """Return the served path that a client's path means, or the path itself if none is."""
+        """Return the served path that a client's path means, or the client's path itself if it means none."""
         clean_path = re.sub(r"/{2,}", "/", path)
         clean_path = clean_path.rstrip("/") or "/"
         unversioned_path = re.sub(rf"^(?:{_VERSION})+(?=/)", "", clean_path)

@@ -417,7 +417,7 @@ class TranscriptTable:
                 transcripts.add(turn)
 
     def add(self, client: str, turn: RememberedTurn, replaced_turn: RememberedTurn | None = None) -> None:
-        """Add a client's transcript, in the place of the turn that the transcript continues, `replaced_turn`, if any."""
+        """Add a client's transcript, in the place of `replaced_turn` if the transcript continues that one."""
         with self._lock:
             self._load_saved()
             if self._shelf is not None:

@@ -240,5 +240,5 @@ def _two_continuations(
 
 
 def _encode_rendered(reader: SharedTokenizer, rendered_prompt: str | list[int]) -> list[int]:
-    """Return the tokens of rendered messages, which a template may have returned as tokens already."""
+    """Return the tokens of rendered messages: some templates return tokens already."""
     return reader.encode(rendered_prompt, False) if isinstance(rendered_prompt, str) else rendered_prompt

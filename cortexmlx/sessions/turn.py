@@ -32,7 +32,7 @@ Render = Callable[[Sequence[Message]], str | None]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that the prompt opens."""
+    """A turn that has begun: the messages to answer, their prompt, and the thinking tag that the prompt opens."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
@@ -209,7 +209,7 @@ def answer_message(turn: Turn, answer: Completion, reader: SharedTokenizer) -> M
 
 
 def with_partial_answer(turn: Turn, text: str, thinking: str, reader: SharedTokenizer) -> tuple[Message, ...]:
-    """Return a turn's messages with its answer as far as it was read, with the thinking tags that must have come."""
+    """Return a turn's messages with its answer as far as it was read, and the thinking tags up to there."""
     if not text and not thinking:
         return turn.messages
     thoughts = reader.thoughts

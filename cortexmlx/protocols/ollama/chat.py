@@ -106,8 +106,8 @@ def image_content(images: object, text: object) -> object:
 
 
 def read_shared(fields: Mapping[str, Any], values: Mapping[str, Any], defaults: RequestDefaults) -> dict[str, Any]:
-    """Return the fields of a Request that both paths' bodies set: its parameters, with `values` among them, variables
-    of the chat template, and whether it is a stream, as it usually is. Raises InvalidRequest.
+    """Return the fields of a Request that bodies of both paths set: parameters, with `values` among them, variables of
+    the chat template, and whether to stream. Raises InvalidRequest.
     """
     options = require_type("options", fields.get("options", {}), dict, "an object")
     with prefix_error_field("options"):
@@ -237,7 +237,7 @@ class AnswerLines(ABC):
         return self._line(piece, answer.logprobs or ()) | self._end(answer)
 
     def _finish(self, answer: Completion) -> list[Body]:
-        """Return the lines that end a stream: what was not streamed yet, such as calls, and the last one."""
+        """Return the lines that end a stream: what was not streamed yet, such as calls, and the last line."""
         text, thinking = answer.text[self._text_length :], answer.thinking[self._thinking_length :]
         calls, logprobs = _call_bodies(answer), (answer.logprobs or ())[self._logprob_count :]
         is_rest = text or thinking or calls or logprobs
@@ -282,7 +282,7 @@ class ChatLines(AnswerLines):
 
 
 def _call_bodies(answer: Completion) -> list[Body]:
-    """Return the `tool_calls` of an answer, whose arguments are objects."""
+    """Return the `tool_calls` of an answer, with arguments as objects."""
     return [
         {"id": call.id, "function": {"index": index, "name": call.name, "arguments": read_arguments(call.arguments)}}
         for index, call in enumerate(answer.tool_calls)

@@ -48,7 +48,7 @@ class ModelFacts:
 
     @property
     def capabilities(self) -> list[str]:
-        """What it can do, in Ollama's words. Of a model that was never loaded only that it completes texts."""
+        """What the model can do, in Ollama's words. Of a model that was never loaded only that it completes texts."""
         is_embedder = self.info is not None and self.info.embedding is not None
         return ["embedding"] if is_embedder else ["completion", *self.skills]
 

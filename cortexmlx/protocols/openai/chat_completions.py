@@ -323,7 +323,7 @@ class ChoiceChunks(ABC):
     def _delta_fields(
         self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        """Yield, for each chunk, the fields that a delta adds, and the finish reason: `reason` in the last one."""
+        """Yield, for each chunk, the fields that a delta adds, and the finish reason: `reason` in the last chunk."""
 
     @abstractmethod
     def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:

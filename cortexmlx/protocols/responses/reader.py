@@ -374,8 +374,8 @@ def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
 
 
 def _stored_parts(content: Any, kind: str, sees: bool = False) -> list[Body]:
-    """Return a content as text parts; as one part if some part is no text: each of those becomes a line of it. If the
-    model `sees`, images are parts as well.
+    """Return a content as text parts. If a part of it is no text, all become one text, with a line in place of that
+    part. If the model `sees`, images are parts as well.
     """
     if sees and isinstance(content, list) and kind == "input_text":
         runs = groupby(content, lambda part: isinstance(part, Mapping) and part.get("type") in KINDS)
