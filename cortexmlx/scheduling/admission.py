@@ -93,7 +93,7 @@ class Admission:
         return [job for job, target in self._waits_for.items() if isinstance(target, PreparedImage)]
 
     def note_seen(self, image: PreparedImage) -> None:
-        """Wake the jobs that wait for an image."""
+        """Wake the jobs that wait for an image, because the model has looked at it."""
         self._wake([image])
 
     @property
@@ -143,7 +143,7 @@ class Admission:
         return self.count > 0 and self._queues.first is None
 
     def recheck_queue(self) -> None:
-        """Look at the queue again at the next step: answers have become shorter, or a step may have more rows."""
+        """Look at the queue again at the next step, because more may fit now."""
         self._nobody_at = _NEVER
 
     def release_claims(self, job: Job) -> None:
@@ -332,7 +332,7 @@ class Admission:
         return self.want_images([span.image for span in images.spans if span.end > cached])
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
-        """Return the disk load, maybe unread, that continues a match; None if a fork takes its parent's blocks."""
+        """Return the disk load, read or not yet, that continues a match; None if there is none, or for a fork."""
         if self._running_set.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._cost_model.seconds_per_token)

@@ -202,7 +202,7 @@ class OrderedHeap(Generic[T]):
         return len(self._orders)
 
     def __iter__(self) -> Iterator[T]:
-        """Yield all things, in no particular order."""
+        """Yield all items, in no particular order."""
         return iter(self._orders)
 
     @property
