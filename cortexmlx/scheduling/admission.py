@@ -387,8 +387,8 @@ WORTH_WAITING = 32
 
 
 class InFlightPrefixes:
-    """The prompt blocks that running jobs *claim*, because they compute them and have not stored them yet. A job that
-    would compute the same blocks may wait for them.
+    """The prompt blocks that running jobs *claim*, because the jobs compute them and have not stored them yet. A job
+    that would compute the same blocks may wait for them.
 
     Waiting saves the shared tokens and costs a step, since the row is empty meanwhile. A step has a price whatever it
     computes, because it reads all weights. So a job waits if that saves it at least `worth_waiting` tokens, which cost
@@ -440,7 +440,7 @@ class InFlightPrefixes:
         return last if last in self._owners else job.keys[begin]
 
     def keep_state(self, block: Key) -> None:
-        """Have the job that computes a claimed block keep the recurrent state after it."""
+        """Have the job that computes a claimed block keep the recurrent state after the block."""
         if (owner := self._owners.get(block)) is not None:
             owner.cuts.add((owner.keys.index(block) + 1) * self._block_size)
 

@@ -41,7 +41,7 @@ class _Account:
 
 
 class FairShare:
-    """Counts the tokens that each client has had, which decides whose turn it is.
+    """Counts the tokens that each client has had. The counts decide whose turn it is.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the

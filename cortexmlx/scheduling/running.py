@@ -213,8 +213,8 @@ class RunningSet:
 
     def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
         """Set up a job's recurrent state, and choose the positions at which to keep copies of it, for jobs that begin
-        there: before the last token of the prompt, before the thoughts that it opens, and where the prompt leaves what
-        was cached before. Windows are kept at the same positions.
+        there: before the last token of the prompt, before the thoughts that it opens, where the next turn's text
+        differs, and where the prompt leaves what was cached before. Windows are kept at the same positions.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
