@@ -166,7 +166,7 @@ class Speculation:
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
         """Ask a drafter for guesses. Keep each, unless another drafter's next token is likelier right. Return the jobs
-        for which there are none.
+        for which it guesses nothing.
         """
         start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
