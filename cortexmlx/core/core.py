@@ -204,7 +204,7 @@ class EngineCore:
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
 
     def fail_all(self, error: CortexError) -> None:
-        """Fail every request, and drop everything in flight and the arena, which may be half changed."""
+        """Fail every request. Drop everything in flight, and the arena, which a step may have half changed."""
         self.backend.reconsider()
         self._in_flight.clear()
         with suppress(HostLost):  # the next step begins the runner again

@@ -395,7 +395,7 @@ def _make_permits() -> queue.SimpleQueue[None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error and its causes, which hold the model and arrays. An app may keep the error."""
+    """Clear the frames of an error and its causes: they hold the model and arrays, and an app may keep the error."""
     for each in with_causes(error):
         clear_frames(each.__traceback__)
 

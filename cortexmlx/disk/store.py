@@ -195,7 +195,7 @@ class RecordWriter:
             return self._condition.wait_for(lambda: not self._records and not self._busy, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Write what is queued for at most `seconds`, and end the thread; do not wait if it is opening the store."""
+        """Write what is queued, for at most `seconds`, and end the thread. Do not wait if it is opening the store."""
         deadline = time.monotonic() + seconds
         if self._queued_bytes:
             self.flush(seconds)

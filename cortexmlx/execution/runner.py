@@ -327,7 +327,7 @@ class ModelRunner:
             cache.begin(0)
 
     def forget(self) -> None:
-        """Drop the steps in flight, and everything beside the arena, which a failed step may have left wrong."""
+        """Drop the steps in flight, and everything beside the arena: a failed step may have left it wrong."""
         self._in_flight.clear()
         self.reset()
         self.states.forget()
@@ -477,5 +477,5 @@ class ModelRunner:
         self.trim()
 
     def trim(self) -> None:
-        """Free the memory of deleted arrays, which MLX keeps for new ones."""
+        """Free the memory that MLX keeps for reuse after arrays are deleted."""
         mx.clear_cache()

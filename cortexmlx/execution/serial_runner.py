@@ -131,7 +131,7 @@ class SerialRunner:
         self.trim()
 
     def trim(self) -> None:
-        """Free the memory of deleted arrays, which MLX keeps for new ones."""
+        """Free the memory that MLX keeps for reuse after arrays are deleted."""
         mx.clear_cache()
 
     # -- steps --------------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class StateBatch:
 
 @dataclass(frozen=True, eq=False)
 class VerifiedSpan:
-    """A span of `length` tokens of some rows, with what it takes to compute the states within it: the states `before`,
-    and the calls of recurrent modules, by leaf. The span's last tokens may be wrong drafts.
+    """A span of `length` tokens of some rows, with what it takes to compute the states within it: the states
+    `before` it, and the calls of recurrent modules, by leaf. The span's last tokens may be wrong drafts.
     """
 
     before: StateBatch
@@ -89,7 +89,7 @@ class StatePlace:
 
 class StateStore:
     """The recurrent states of all rows, and snapshots of some states. `sizes` are the numbers of slots, by leaf of the
-    model. The model gets `leaves` in place of its own. Each leaf passes its module's inputs to `feed`.
+    model. The model gets `leaves` in place of its own leaves. Each leaf passes its module's inputs to `feed`.
     """
 
     def __init__(self, sizes: Mapping[int, int], feed: Callable[..., None] = lambda *_: None) -> None:

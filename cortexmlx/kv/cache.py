@@ -375,8 +375,7 @@ class KVCache:
         return not self.tables.has_passed(parent, tokens) and self.states.can_fork(parent, tokens)
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
-        """Begin the sequence `child` with the first `tokens` tokens of `parent` (None: all of them), whose blocks it
-        shares.
+        """Begin the sequence `child` with the first `tokens` tokens of `parent` (None: all of them) and their blocks.
 
         Full blocks are shared, the partial block is copied. Return the copies that the caller must make when the
         parent's tokens are in the arena. Raises KVCacheFull; then nothing has changed.

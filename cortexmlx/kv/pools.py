@@ -461,7 +461,7 @@ class BlockPool:
         return self.allocator.used_blocks - self.evictable
 
     def share(self, table: BlockTable, block: int) -> None:
-        """Append a cached or owned block to a table, which becomes one more owner."""
+        """Append a cached or owned block to a table, and count one more owner of the block."""
         self.ref_counts[block] += 1
         self.hold(block)
         table.blocks.append(block)
@@ -520,8 +520,8 @@ class BlockPool:
                 self.passed[block] = entry
 
     def extend_table(self, table: BlockTable, required_end: int, preferred_end: int) -> None:
-        """Extend a table to the end `required_end`, or to `preferred_end` if the run that holds the last needed block
-        holds the others, too.
+        """Extend a table to the end `required_end`, or to `preferred_end` if the run with the last required block can
+        reach that far.
 
         The table's last run grows in place where it can; otherwise runs are added. `required_end` blocks more than the
         table has must be free.

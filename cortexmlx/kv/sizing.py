@@ -68,7 +68,7 @@ def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | No
 
 
 def row_state_bytes(groups: Iterable[LayerGroup]) -> int:
-    """Return the bytes of one sequence's recurrent states in all layers, which do not depend on its length."""
+    """Return the bytes of one sequence's recurrent states in all layers. The sequence's length does not matter."""
     return sum(group.spec.row_bytes * len(group.layers) for group in groups)
 
 

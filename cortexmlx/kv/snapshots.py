@@ -125,7 +125,7 @@ class SnapshotRegistry:
         self._saves.append(RowSnapshot(row, tokens, snapshot))
 
     def begin_row(self, row: Row, tokens: int, snapshot: int) -> None:
-        """Have a row begin with a snapshot's state, which is that after `tokens` tokens. The snapshot may have been
+        """Have a row begin with a snapshot's state: the one after `tokens` tokens. The snapshot may have been
         dropped while the row got its blocks; it exists until the next step.
         """
         if snapshot in self._homes:

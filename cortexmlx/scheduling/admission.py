@@ -93,7 +93,7 @@ class Admission:
         return [job for job, target in self._waits_for.items() if isinstance(target, PreparedImage)]
 
     def note_seen(self, image: PreparedImage) -> None:
-        """Wake the jobs that wait for an image."""
+        """Wake the jobs that wait for an image, because the model has looked at it."""
         self._wake([image])
 
     @property
@@ -143,7 +143,7 @@ class Admission:
         return self.count > 0 and self._queues.first is None
 
     def recheck_queue(self) -> None:
-        """Look at the queue again at the next step: answers have become shorter, or a step may have more rows."""
+        """Look at the queue again at the next step, because more may fit now."""
         self._nobody_at = _NEVER
 
     def release_claims(self, job: Job) -> None:
@@ -332,7 +332,7 @@ class Admission:
         return self.want_images([span.image for span in images.spans if span.end > cached])
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
-        """Return the disk load, maybe unread, that continues a match; None if a fork takes its parent's blocks."""
+        """Return the disk load, read or not yet, that continues a match; None if there is none, or for a fork."""
         if self._running_set.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._cost_model.seconds_per_token)
@@ -387,8 +387,8 @@ WORTH_WAITING = 32
 
 
 class InFlightPrefixes:
-    """The prompt blocks that running jobs *claim*, because they compute them and have not stored them yet. A job that
-    would compute the same blocks may wait for them.
+    """The prompt blocks that running jobs *claim*, because the jobs compute them and have not stored them yet. A job
+    that would compute the same blocks may wait for them.
 
     Waiting saves the shared tokens and costs a step, since the row is empty meanwhile. A step has a price whatever it
     computes, because it reads all weights. So a job waits if that saves it at least `worth_waiting` tokens, which cost
@@ -440,7 +440,7 @@ class InFlightPrefixes:
         return last if last in self._owners else job.keys[begin]
 
     def keep_state(self, block: Key) -> None:
-        """Have the job that computes a claimed block keep the recurrent state after it."""
+        """Have the job that computes a claimed block keep the recurrent state after the block."""
         if (owner := self._owners.get(block)) is not None:
             owner.cuts.add((owner.keys.index(block) + 1) * self._block_size)
 

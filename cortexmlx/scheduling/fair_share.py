@@ -41,7 +41,7 @@ class _Account:
 
 
 class FairShare:
-    """Counts the tokens that each client has had, which decides whose turn it is.
+    """Counts the tokens that each client has had. The counts decide whose turn it is.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
@@ -202,7 +202,7 @@ class OrderedHeap(Generic[T]):
         return len(self._orders)
 
     def __iter__(self) -> Iterator[T]:
-        """Yield all things, in no particular order."""
+        """Yield all items, in no particular order."""
         return iter(self._orders)
 
     @property

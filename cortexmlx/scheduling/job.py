@@ -152,7 +152,7 @@ class Job:
 
     @property
     def block_salt(self) -> Salt:
-        """The salt of its cached blocks: its own and its adapter's, whose keys and values no other adapter can use."""
+        """The salt of its cached blocks: its own and its adapter's, since other adapters' keys and values differ."""
         adapter = self.request.adapter_key
         return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 

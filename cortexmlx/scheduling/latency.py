@@ -62,7 +62,7 @@ class CostModel:
         )
 
     def lone_budget(self, min_tokens: int, max_tokens: int, context: int) -> int:
-        """Return how many prompt tokens a step may compute beside no other row: at least `min_tokens`, and up to
+        """Return how many prompt tokens a step without decoding rows may compute: at least `min_tokens`, and up to
         `max_tokens` as far as they take `LONE_SECONDS` at most, since a new request waits for the step's end. They come
         after a prompt's first `context` tokens, and have `LONE_SCORES` scores of a head at most.
         """

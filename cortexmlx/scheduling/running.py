@@ -70,7 +70,7 @@ class RunningSet:
     @property
     def victim(self) -> Job:
         """The job to preempt next. Of the clients with several rows, the one that uses most tokens loses its last row.
-        If every client has one row, the job that began last loses it.
+        If every client has one row, the job that began last loses its row.
         """
         jobs_by_client: dict[str | None, list[Job]] = {}
         for job in self.jobs_by_turn:
@@ -79,7 +79,7 @@ class RunningSet:
         return max(candidates or [self.jobs_by_turn], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
     def compute_keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
-        """Return the prefix cache's keys of the full blocks of `tokens`; none if they are not shared."""
+        """Return the prefix cache's keys of the full blocks of `tokens`; no keys if the blocks are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
     def compute_job_keys(self, job: Job) -> list[Key]:
@@ -151,7 +151,7 @@ class RunningSet:
     def make_room(self, job: Job, match: PrefixMatch | None) -> PrefixMatch | None:
         """Drop headroom if a job that fits needs it. Return the job's match after that.
 
-        A job that ends with its prompt evicts nothing of chats, unless no other job runs: then the system has taken
+        A pooling job evicts nothing that other jobs have cached, unless none of them runs: then the system has taken
         memory away, and the job could never begin.
         """
         if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling):
@@ -213,8 +213,8 @@ class RunningSet:
 
     def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
         """Set up a job's recurrent state, and choose the positions at which to keep copies of it, for jobs that begin
-        there: before the last token of the prompt, before the thoughts that it opens, and where the prompt leaves what
-        was cached before. Windows are kept at the same positions.
+        there: before the last token of the prompt, before the thoughts that it opens, where the next turn's text
+        differs, and where the prompt leaves what was cached before. Windows are kept at the same positions.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
@@ -250,7 +250,7 @@ class RunningSet:
         return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Keep the state where the next turn's text differs longer than the states after it."""
+        """Mark the state at the next turn's anchor as used, so that states after it are dropped first."""
         anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)
@@ -326,10 +326,10 @@ class RunningSet:
         self.changes += 1
 
     def should_cache_newest(self, job: Job) -> bool:
-        """Return whether the newest tokens of a job that has ended are to be cached, too: if it finished well.
+        """Return whether an ended job's newest tokens are to be cached, too: if it finished well, or they are needed.
 
         Other jobs can also begin with the older tokens of a cancelled job. But if a text can only continue at the end
-        of another, they need its newest tokens.
+        of another (`needs_ends`), they need the newest tokens of a cancelled job.
         """
         well = job.state is RequestState.FINISHED
         cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends

@@ -227,7 +227,7 @@ class Scheduler:
             drafts.set_drafts(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
     def wake_head(self, is_awake: bool) -> None:
-        """Have the model's draft head run in decode steps, or not. What it misses makes its guesses worse, no more."""
+        """Have the model's draft head run in decode steps, or not. What it misses only makes its guesses worse."""
         self._builder.is_head_awake = is_awake
 
     def locate_rows(self, jobs: Sequence[Job]) -> tuple[GroupStep, ...] | None:
@@ -277,7 +277,7 @@ class Scheduler:
         return [*self._admission.jobs_awaiting_images, *self._halted_jobs]
 
     def note_seen(self, image: PreparedImage) -> None:
-        """Wake the jobs that wait for an image."""
+        """Wake the jobs that wait for an image, because the model has looked at it."""
         self._admission.note_seen(image)
         self._halted_jobs = []
 

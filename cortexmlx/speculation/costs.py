@@ -122,7 +122,7 @@ class TimeLedger:
 
     @property
     def _is_decode_time_old(self) -> bool:
-        """Whether verifying went on for so long, or so changed its speed, that decoding is to be timed again."""
+        """Whether decoding is to be timed again: after much verifying, or after any if the machine's speed differs."""
         speed_changed = not is_same_speed(self.costs.unit, self._unit_of_decode)
         return self._unseen_tokens > (0 if speed_changed else self._max_unseen_tokens)
 
@@ -219,14 +219,14 @@ class TimeLedger:
         self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
 
     def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
-        """Learn from decode steps between other ones. Their `seconds` include the time of a switch, or a part of it."""
+        """Learn from decode steps between other steps. Their `seconds` include the time of a switch, or part of it."""
         if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
             expected = decode_time * self.costs.unit
             least = (seconds - self.switch_cost * expected) / steps
             self._record_decode(rows, min(max(expected, least), seconds / steps), head_ran)
 
     def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
-        """Note that decode steps run ahead again, the switch's cost, and the newest step's `drafting_seconds`."""
+        """Record the switch's cost, as decode steps run ahead again. Charge the newest step's `drafting_seconds`."""
         if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
             self.loss_budget.add(-drafting_seconds / self.costs.unit / decode_time * rows)
         if self._in_excursion and self._includes_switch and self._speed_is_confirmed:
@@ -347,8 +347,8 @@ class StepCosts:
         self._newest_verify, self._newest_seconds = estimates, max(seconds, 1e-9)
 
     def _record(self, estimates: list[TimeEstimate], seconds: float, first: TimeEstimate | None = None) -> float:
-        """Let the machine's speed follow a step that was to take as long as `first` (None: the first of `estimates`).
-        Add the step's time to `estimates`, and return it.
+        """Adapt the machine's speed to a step that was expected to take as long as `first` (None: the first of
+        `estimates`). Add the step's time to `estimates`, and return it.
         """
         self.now += 1
         first = first or estimates[0]

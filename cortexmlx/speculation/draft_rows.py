@@ -153,7 +153,7 @@ class DraftScheduler:
             self._window.forget()
 
     def drop_tail(self) -> None:
-        """Forget what was computed in the tail only. The guessed tokens stay."""
+        """Forget the keys and values that are in the tail only. The guessed tokens stay."""
         for draft_row in self._draft_rows.values():
             row = draft_row.row
             row.num_computed_tokens = row.state_at = row.num_stored_tokens
@@ -254,7 +254,7 @@ class DraftScheduler:
         return tuple(copies)
 
     def _has_room(self, job: Job, requested_ids: set[JobId]) -> bool:
-        """Return whether there are blocks for a whole text, and a row, maybe that of a job not in `requested_ids`."""
+        """Return whether there is room for a job. The row of a job not in `requested_ids` may be released for it."""
         if len(self._draft_rows) >= self._running.backoff.rows:
             idle = next((number for number in self._draft_rows if number not in requested_ids), None)
             if idle is None:

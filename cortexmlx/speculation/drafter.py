@@ -59,7 +59,7 @@ class SlowDrafter(Drafter, Protocol):
 
 
 class MeanTimes:
-    """Running means of measured times by numbers of rows. Numbers of as many bits, such as 4 to 7, share a mean."""
+    """Running means of measured times by numbers of rows. Numbers of the same bit length, as 4 to 7, share a mean."""
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
@@ -207,7 +207,7 @@ class HeadDrafter:
 
     @property
     def _label(self) -> str:
-        """What messages call it."""
+        """What log messages call the drafter."""
         return "draft head" if self.name == "head" else self.name
 
     def _record_time(self, rows: int, tokens: int, seconds: float) -> None:

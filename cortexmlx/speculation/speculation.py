@@ -166,7 +166,7 @@ class Speculation:
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
         """Ask a drafter for guesses. Keep each, unless another drafter's next token is likelier right. Return the jobs
-        for which there are none.
+        for which it guesses nothing.
         """
         start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
@@ -197,7 +197,7 @@ class Speculation:
         return any(self._tokens_to_ask(each, self._rows_for(each, jobs), prices) for each in self._slow_drafters)
 
     def _rows_for(self, drafter: SlowDrafter, jobs: Sequence[Job]) -> list[Job]:
-        """Return the rows that have no guess, or one whose first token is less likely right than the drafter's."""
+        """Return the rows without a guess, or whose guess is less likely to begin right than one of the drafter."""
         return [
             job
             for job in jobs
@@ -237,7 +237,7 @@ class Speculation:
 
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains. What the
-        guesses that the jobs have would bring is no gain.
+        jobs' present guesses would gain is subtracted.
         """
         best_length, best_gain = 0, GO_ON * prices.decode_time
         chances = [self._drafter_chances(drafter, job, MAX_DRAFTS) for job in jobs]
@@ -306,8 +306,8 @@ class Speculation:
 
     def learn(self, plan: StepPlan, seconds: float, verified_rows: Sequence[RowTokens]) -> None:
         """Learn from a step after its results were taken, and from `verified_rows`, the rows whose drafts it verified.
-        `seconds` is the time that it took of the engine's: since the step before was taken, or since it was begun if
-        there was none.
+        `seconds` is the engine's time that it took: since the step before was taken, or since it was begun if there was
+        none.
         """
         if self._is_idle:
             return

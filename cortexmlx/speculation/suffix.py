@@ -37,7 +37,7 @@ _SURE_LENGTH = len(_LIKENESS) - 1
 
 
 class _MatchedRow:
-    """A row's text, and the place in a text whose continuation it is expected to repeat."""
+    """A row's text, and the place in this or another text whose continuation the row is expected to repeat."""
 
     __slots__ = (
         "broken_match",
@@ -191,7 +191,7 @@ class SuffixDrafter:
 
     def _find_match(self, row: _MatchedRow) -> None:
         """Find the place to follow: after the longest earlier match of the row's last tokens. Of equally long ones, a
-        place near the end of its last long match counts first.
+        place near the end of the row's last long match counts first.
         """
         row.source = None
         row_tokens = row.text.tokens
@@ -279,7 +279,7 @@ class RowText:
     __slots__ = ("branch", "indexed_end", "is_live", "key", "number", "parent", "start", "tokens")
 
     def __init__(self, number: int, tokens: array[int], parent: int, branch: int) -> None:
-        """Make the text of a row with these `tokens`. It is the same as the text `parent` before its token `branch`."""
+        """Make the text of a row with these `tokens`. Before token `branch`, it is the same as the text `parent`."""
         self.number = number
         self.parent = parent
         self.branch = branch
