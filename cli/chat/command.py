@@ -130,9 +130,9 @@ def chat(
             on_disk = describe_storage(saver, kv_folder(host.engine))
             print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, saver))
             if resumed_path is not None:
-                from cortexmlx.cli.chat.slash.models import print_last_turns
+                from cortexmlx.cli.chat.slash.models import print_last_messages
 
-                print_last_turns(conversation.messages, console.stdout())
+                print_last_messages(conversation.messages, console.stdout())
         source = question_source(pretty and not is_piped, remember)
         interrupts.at_leave.append(source.close)
         if saver is not None:

@@ -25,10 +25,12 @@ from starlette.types import Receive, Scope, Send
 from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.errors import (
     CortexError,
+    DownloadFailed,
     EngineClosed,
     InvalidRequest,
     KVCacheFull,
     MemoryRefused,
+    ModelNotFound,
     OutOfMemory,
     RequestTimeout,
     UnknownAdapter,
@@ -410,7 +412,8 @@ def http_status(error: CortexError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, RequestRefused):
         return error.status
-    if isinstance(error, ResponseNotFound | UnknownAdapter):
+    is_missing = isinstance(error, ModelNotFound) and not isinstance(error, DownloadFailed)
+    if is_missing or isinstance(error, ResponseNotFound | UnknownAdapter):
         return 404
     if is_client_error(error):
         return 400

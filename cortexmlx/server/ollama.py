@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from cortexmlx import __version__
 from cortexmlx.core.event_loop import run_on_thread
-from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.ollama import embed, models
 from cortexmlx.protocols.ollama.errors import error_body
 from cortexmlx.server.embeddings import EmbeddingEndpoints
@@ -100,17 +99,17 @@ class OllamaEndpoints:
                 )
             lines = self._pull_lines(name, None) if is_served else self._pull_lines(models.hub_id(name), fetch)
             if is_stream:
-                return EventStream(lines, exit_stack.pop_all().close, media_type=LINES_TYPE)
+                return EventStream(_end_with_error(lines), exit_stack.pop_all().close, media_type=LINES_TYPE)
 
             async def read_last() -> Any:
                 return [json.loads(line) async for line in lines][-1]
 
-            last = await run_until_disconnect(request, read_last())
-            return json_reply(last, 404 if "error" in last else 200)
+            return json_reply(await run_until_disconnect(request, read_last()))
 
     async def _pull_lines(self, name: str, fetch: Callable[[str, OnProgress], None] | None) -> AsyncIterator[bytes]:
         """Yield the lines about a download: how far it is, and its end. `fetch` is None if the model is served already.
-        A client that goes away does not end it, unless it has not begun: one download after the other.
+        A client that goes away does not end it, unless it has not begun: one download after the other. Raises what the
+        download raises.
         """
         status = {"status": "pulling manifest"}
         yield json_line(status)
@@ -127,14 +126,23 @@ class OllamaEndpoints:
                 if progress:
                     status = models.pull_status(name, progress.pop())
                 yield json_line(status)
-            if (error := task.exception()) is not None:
-                yield json_line(error_body(error_for_client(error) or EngineClosed("the server ends")))
-                return
+            task.result()
         yield json_line({"status": "success"})
 
     async def version(self, request: Request) -> Response:
         """Handle GET `/api/version`: Ollama's version whose API this is, and ours."""
         return json_reply({"version": models.API_VERSION, "cortexmlx": __version__})
+
+
+async def _end_with_error(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. An error that they raise is the last one."""
+    try:
+        async for line in lines:
+            yield line
+    except BaseException as error:
+        if (client_error := error_for_client(error)) is None:
+            raise
+        yield json_line(error_body(client_error))
 
 
 def _refuse(reason: str) -> RequestHandler:

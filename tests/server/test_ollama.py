@@ -22,7 +22,7 @@ pytest.importorskip("ollama")
 import ollama
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import ModelNotFound
+from cortexmlx.errors import DownloadFailed, ModelNotFound
 from cortexmlx.protocols.ollama.errors import is_ollama_path
 from cortexmlx.protocols.ollama.models import API_VERSION
 from cortexmlx.protocols.request import RequestDefaults
@@ -285,6 +285,8 @@ def test_a_client_may_pull_if_the_server_says_so(folder: Path) -> None:
         on_progress(Progress("downloading", 3, 9))
         if name == "org/none":
             raise ModelNotFound("the hub has no model org/none")
+        if name == "org/full":
+            raise DownloadFailed("no room on disk")
         pool.add(load(name, memory=9 if name == "org/huge" else 1))
 
     with ModelPool([load("one")], memory=2) as pool, in_process(app(pool, any_name=True, pull=pull)) as http:
@@ -299,7 +301,8 @@ def test_a_client_may_pull_if_the_server_says_so(folder: Path) -> None:
             assert http.post("/api/pull", json={"name": served, "stream": False}).json() == {"status": "success"}
         for name, status, words in (
             ("org/none", 404, "the hub has no model"),
-            ("org/huge", 404, "takes 9 B when it is loaded"),
+            ("org/huge", 400, "takes 9 B when it is loaded"),
+            ("org/full", 500, "no room on disk"),
             ("../etc/passwd", 400, "must be the hub id"),
             ("llama3.2", 400, "must be the hub id"),
         ):

@@ -28,7 +28,7 @@ from cortexmlx.types.request import Message
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 
 
-_LAST_TURNS = 2
+_LAST_MESSAGES = 4
 
 NO_ADAPTER = "none"
 """What the model alone is called among its adapters."""
@@ -154,9 +154,9 @@ def _print_messages(chat: ChatSession, console: Console) -> None:
     _print_lines([*system, *chat.conversation.messages], console)
 
 
-def print_last_turns(messages: Sequence[Message], console: Console) -> None:
+def print_last_messages(messages: Sequence[Message], console: Console) -> None:
     """Print the last four messages, in two thirds of the window at most."""
-    _print_lines(messages[-2 * _LAST_TURNS :], console, max(console.height * 2 // 3, 8))
+    _print_lines(messages[-_LAST_MESSAGES:], console, max(console.height * 2 // 3, 8))
 
 
 def _print_lines(messages: Sequence[Message], console: Console, most: int | None = None) -> None:

@@ -132,11 +132,11 @@ def test_the_last_turns_of_a_resumed_chat_are_shown_in_a_part_of_the_window(sess
     for text in ("one", "two", "three"):
         session.ask(Question(text))
     screen = Console(file=TerminalText(), width=60, height=60, force_terminal=True, color_system=None)
-    models.print_last_turns(session.conversation.messages, screen)
+    models.print_last_messages(session.conversation.messages, screen)
     said = printed(screen)
     assert "one" not in said and said.index("two") < said.index("You said: three") and "..." not in said
     small = Console(file=TerminalText(), width=60, height=12, force_terminal=True, color_system=None)
-    models.print_last_turns(session.conversation.messages, small)
+    models.print_last_messages(session.conversation.messages, small)
     lines = printed(small).splitlines()
     assert len(lines) == 9 and lines[0] == "..." and "You said: three" in lines[-2]
 
