@@ -229,7 +229,9 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "model_context_window": context,
             **{f"model_providers.cortexmlx.{name}": value for name, value in provider.items()},
         }
-        arguments = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+        arguments = [
+            word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
+        ]
         return AgentSetup({KEY_VARIABLE: server.key}, arguments)
     content = {
         "model": f"cortexmlx/{server.model}",

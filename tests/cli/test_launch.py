@@ -12,6 +12,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,11 @@ def test_what_is_not_installed_is_said_before_a_model_is_loaded(
 
 
 def test_codex_is_told_in_arguments_without_the_key() -> None:
-    setup = make_setup(Agent.codex, SERVER)
+    setup = make_setup(Agent.codex, replace(SERVER, model="org/my model 🎉"))  # no pair of escapes, which TOML refuses
     assert setup.arguments[::2] == ["-c"] * (len(setup.arguments) // 2) and "sesame" not in "".join(setup.arguments)
     said = tomllib.loads("\n".join(setup.arguments[1::2]))
     assert (said["model"], said["model_provider"], said["model_context_window"]) == (
-        "org/my model",
+        "org/my model 🎉",
         "cortexmlx",
         40_960,
     )
