@@ -229,7 +229,9 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "model_context_window": context,
             **{f"model_providers.cortexmlx.{name}": value for name, value in provider.items()},
         }
-        arguments = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+        arguments = [
+            word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
+        ]
         return AgentSetup({KEY_VARIABLE: server.key}, arguments)
     content = {
         "model": f"cortexmlx/{server.model}",
@@ -260,8 +262,10 @@ def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
     """Yield why an agent will not work well with a model."""
     name = to_single_line(server.model)
     if not server.calls_tools:
-        yield f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: docs/tools.md "
-        "names models that call tools."
+        yield (
+            f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: docs/tools.md names "
+            "models that call tools."
+        )
     if server.context_length < (least := LEAST_CONTEXT[agent]):
         yield (
             f"{agent} needs a context of about {least:,} tokens, and {name} has {server.context_length:,} here: choose "
@@ -310,7 +314,8 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
                 os.kill(process, number)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, send_on))
+            if signal.getsignal(number) is not signal.SIG_IGN:  # with nohup, the agent ignores it, too
+                stack.callback(signal.signal, number, signal.signal(number, send_on))
         process = subprocess.Popen([*words, *arguments], env={**kept, **setup.environment}, stderr=stderr)
         processes.append(process.pid)
         while True:

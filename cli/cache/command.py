@@ -43,11 +43,16 @@ def cache(
     """
     from cortexmlx.disk.segment_store import SegmentStore
 
-    if context.invoked_subcommand is not None:
+    if (subcommand := context.invoked_subcommand) is not None:
+        if kv_store is not None or clear or as_json:
+            raise typer.BadParameter(f"options of `cache {subcommand}` come after its name")
         return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
-        print_store(folder, {}, as_json)
+        if clear:
+            print_freed(folder, 0, as_json)
+        else:
+            print_store(folder, {}, as_json)
         return
     try:
         segment_store = SegmentStore(folder, 0)
@@ -59,11 +64,7 @@ def cache(
         for each in folder.glob("*.prefix"):
             each.unlink(missing_ok=True)
         segment_store.close()
-        console.print_result(
-            json.dumps({"path": str(folder), "freed": freed_bytes})
-            if as_json
-            else f"{format_bytes(freed_bytes)} removed"
-        )
+        print_freed(folder, freed_bytes, as_json)
         return
     models: dict[str, tuple[int, int]] = {}
     for segment in segment_store.segments():
@@ -93,6 +94,12 @@ def is_store(folder: Path) -> bool:
         raise CortexError(f"{folder} is no folder") from None
     except OSError as error:
         raise CortexError(f"{folder} cannot be used: {error}") from error
+
+
+def print_freed(folder: Path, freed_bytes: int, as_json: bool) -> None:
+    """Print how many bytes `--clear` has removed from the store's folder."""
+    record = json.dumps({"path": str(folder), "freed": freed_bytes})
+    console.print_result(record if as_json else f"{format_bytes(freed_bytes)} removed")
 
 
 def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
@@ -140,10 +147,10 @@ def why(
 
 def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
     """Return a server's reports on prompts of the client with this API key, the newest first. Raises CortexError."""
-    address = urlsplit(server_url(url))
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}
     try:
+        address = urlsplit(server_url(url))
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}
         with closing(kind(address.hostname or "", address.port, timeout=_SECONDS)) as connection:
             connection.request("GET", path, headers=headers if key else {})
             reply = connection.getresponse()

@@ -251,10 +251,10 @@ class PlainInput:
         return line.removesuffix("\n") if line else None
 
 
-SHOWN_LINES = 40
-"""Lines of a paste that are shown, at most."""
+SHOWN_LINES, SHOWN_CHARACTERS = 40, 4_000
+"""Lines and characters of a paste that are shown, at most. With 1 MB in a line, each key took a second."""
 
-_LABEL = re.compile(r"\[paste \d+: [\d,]+ lines\]")
+_LABEL = re.compile(r"\[paste \d+: [\d,]+ (?:lines|characters)\]")
 
 
 class LongPastes:
@@ -266,9 +266,10 @@ class LongPastes:
     def shorten(self, pasted_text: str) -> str:
         """Return the label that is shown for a paste, or the paste if it is short."""
         line_count = len(pasted_text.splitlines())
-        if line_count <= SHOWN_LINES:
+        if line_count <= SHOWN_LINES and len(pasted_text) <= SHOWN_CHARACTERS:
             return pasted_text
-        label = f"[paste {len(self._texts) + 1}: {line_count:,} lines]"
+        size = f"{line_count:,} lines" if line_count > SHOWN_LINES else f"{len(pasted_text):,} characters"
+        label = f"[paste {len(self._texts) + 1}: {size}]"
         self._texts[label] = pasted_text
         return label
 

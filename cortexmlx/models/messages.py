@@ -29,7 +29,7 @@ def lfs_pointer_message(path: Path) -> str:
 def unreadable_message(path: Path, error: OSError) -> str:
     """Return the message about a file that the system cannot read, with the next step."""
     advice = {
-        PermissionError: f"See who may: `ls -l {path}`.",
+        PermissionError: f"See who may: `ls -ld {path}`.",
         FileNotFoundError: "It is a link to nothing, or was just removed: download it again.",
         IsADirectoryError: "There should be a file: download the model again.",
     }

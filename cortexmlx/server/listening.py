@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from http import HTTPStatus
+from math import isfinite
 from typing import Any
 
 import h11
@@ -65,7 +66,7 @@ class HttpServer:
             proxy_headers=False,
             lifespan="off",
             backlog=ACCEPTED_AT_ONCE,
-            timeout_graceful_shutdown=max(1, round(grace)),
+            timeout_graceful_shutdown=max(1, round(grace)) if isfinite(grace) else None,
         )
 
         class Server(uvicorn.Server):

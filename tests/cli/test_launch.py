@@ -12,6 +12,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,13 @@ def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path
 
 
 def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:
-    for ends, code in (("exit 3", 3), ("kill -9 $$", 137)):
+    for ends, code in (("exit 3", 3), ("kill -9 $$", 137), ("kill -HUP $$; exit 4", 129)):
         assert run_agent("/bin/sh", AgentSetup({}), ["-c", ends], 2) == code
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+    try:
+        assert run_agent("/bin/sh", AgentSetup({}), ["-c", "kill -HUP $$; exit 4"], 2) == 4
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_what_is_not_installed_is_said_before_a_model_is_loaded(
@@ -140,11 +146,11 @@ def test_what_is_not_installed_is_said_before_a_model_is_loaded(
 
 
 def test_codex_is_told_in_arguments_without_the_key() -> None:
-    setup = make_setup(Agent.codex, SERVER)
+    setup = make_setup(Agent.codex, replace(SERVER, model="org/my model 🎉"))  # no pair of escapes, which TOML refuses
     assert setup.arguments[::2] == ["-c"] * (len(setup.arguments) // 2) and "sesame" not in "".join(setup.arguments)
     said = tomllib.loads("\n".join(setup.arguments[1::2]))
     assert (said["model"], said["model_provider"], said["model_context_window"]) == (
-        "org/my model",
+        "org/my model 🎉",
         "cortexmlx",
         40_960,
     )
@@ -166,6 +172,7 @@ def test_a_model_that_will_not_do_is_told() -> None:
     assert not any(list(setup_remarks(agent, good)) for agent in Agent)
     [words] = setup_remarks(Agent.codex, AgentServer("", "", "m", 65_536, calls_tools=False))
     assert "m calls no tools, and codex sends some with each question, so it gets errors" in words
+    assert words.endswith("names models that call tools.")
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
     assert "needs a context of about 49,152 tokens, and m has 32,768" in words
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.app import app
-from cortexmlx.cli.chat.input import SHOWN_LINES, history_path
+from cortexmlx.cli.chat.input import SHOWN_CHARACTERS, SHOWN_LINES, history_path
 from cortexmlx.cli.chat.sampling import FALLBACK_SAMPLING, STARTER_PENALTY
 from cortexmlx.cli.chats.saved_chats import chats_folder
 from cortexmlx.cli.limits import ANSWER_SHARE
@@ -25,7 +25,7 @@ from support.pages import PAGES, ROOT, read
 HOME = Path("~")
 
 CLAIMS = [
-    ("docs/chat.md", f"More than {SHOWN_LINES} lines are shown as one"),
+    ("docs/chat.md", f"More than {SHOWN_LINES} lines or {SHOWN_CHARACTERS:,} characters are shown"),
     ("docs/chat.md", f"temperature {STARTER_SAMPLING['temperature']}, top-p {STARTER_SAMPLING['top_p']}"),
     ("docs/chat.md", f"a repetition penalty of {STARTER_PENALTY} that is ours"),
     (

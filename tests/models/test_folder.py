@@ -267,7 +267,7 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path, monkeypatch: 
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(ModelCorrupt, match=r"cannot be read: Permission denied\. See who may: `ls -l "):
+    with pytest.raises(ModelCorrupt, match=r"cannot be read: Permission denied\. See who may: `ls -ld "):
         read_config(tmp_path)
 
 

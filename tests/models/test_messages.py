@@ -29,7 +29,7 @@ def test_it_is_one_line_that_is_neither_empty_nor_endless(text: str) -> None:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.EACCES, "x.json cannot be read: Permission denied. See who may: `ls -l x.json`."),
+        (errno.EACCES, "x.json cannot be read: Permission denied. See who may: `ls -ld x.json`."),
         (
             errno.ENOENT,
             "x.json cannot be read: No such file or directory. It is a link to nothing, or was just removed",

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,8 +84,9 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
     error in the log.
     """
     application = app(engine)
-    listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=600.0)
-    listening._server.config.timeout_graceful_shutdown = None if twice else 0
+    listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=inf)
+    if not twice:
+        listening._server.config.timeout_graceful_shutdown = 0
     logged: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
     monkeypatch.setattr(handler, "handle", lambda record: record.exc_info and logged.append(record))

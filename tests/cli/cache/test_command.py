@@ -54,10 +54,11 @@ def test_looking_into_a_folder_that_is_no_store_leaves_nothing_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.safetensors").write_text("mine")
-    for more in ([], ["--clear"], ["--json"]):
+    shown = f"{tmp_path}  0 B\n"
+    freed = json.dumps({"path": str(tmp_path), "freed": 0}) + "\n"
+    for more, said in (([], shown), (["--clear"], "0 B removed\n"), (["--clear", "--json"], freed)):
         assert run(["cache", "--kv-store", str(tmp_path), *more]) == 0
-        assert os.listdir(tmp_path) == ["model.safetensors"], more
-    capsys.readouterr()
+        assert capsys.readouterr().out == said and os.listdir(tmp_path) == ["model.safetensors"], more
     assert run(["cache", "--kv-store", str(tmp_path / "model.safetensors")]) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'model.safetensors'} is no folder\n"
 
@@ -76,3 +77,9 @@ def test_chat_and_batch_have_a_store_and_generate_where_one_is_named(
     assert run([*lines[0].split(), "--no-kv-store"]) == 0 and fakes.engine.options.kv_store is None
     assert run([*lines[0].split(), "--no-kv-store", "--kv-store", "here"]) == 2
     assert run([*lines[0].split(), "--kv-store-bytes", "lots"]) == 2
+
+
+@pytest.mark.parametrize("given", [["--kv-store", "here"], ["--clear"], ["--json"]])
+def test_an_option_before_a_subcommand_is_not_left_out_silently(given: list[str]) -> None:
+    """It would export from, and import into, the usual folder."""
+    assert run(["cache", *given, "why", "--url", "http://127.0.0.1:9"]) == 2

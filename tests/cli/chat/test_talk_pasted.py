@@ -68,19 +68,20 @@ def test_what_was_pasted_comes_back_with_its_quotes(tmp_path: Path) -> None:
 
 def test_a_long_paste_is_one_line_on_the_screen_and_sent_whole(tmp_path: Path) -> None:
     forty, more = ("\n".join(f"line {number}" for number in range(count)) for count in (40, 57))
-    other, quoted = more.upper(), f'"""{more}"""'
+    other, quoted, wide = more.upper(), f'"""{more}"""', "x" * 5_000
     with Terminal("--no-history", lines=100) as terminal:
         for keys, shown in (
             (paste(forty), "... line 39"),
             (f"see {paste(more)} and {paste(other)}", ">>> see [paste 1: 57 lines] and [paste 2: 57 lines]"),
             (paste(quoted), ">>> [paste 3: 57 lines]"),
+            (paste(wide), ">>> [paste 4: 5,000 characters]"),
         ):
             terminal.wait_for_prompt()
             terminal.type(f"{keys}\r")
             terminal.wait_for(FIGURES)
             assert shown in terminal.lines()
         terminal.wait_for_prompt()
-    assert kept(tmp_path) == [forty, f"see {more} and {other}", quoted]
+    assert kept(tmp_path) == [forty, f"see {more} and {other}", quoted, wide]
 
 
 def test_a_question_stays_as_it_was_typed_whatever_the_window(tmp_path: Path) -> None:

@@ -97,3 +97,12 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     process.stdout.close()
     assert process.wait(timeout=PATIENCE) == 141
     assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["chats", "--path"]])
+def test_a_reader_that_has_gone_before_is_none_either(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as gone:
+        process = subprocess.run([*FAKE_COMMAND, *words], stdout=gone, stderr=-1, check=False)
+    assert (process.returncode, process.stderr) == (141, b"")
