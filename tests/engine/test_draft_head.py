@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,18 +73,24 @@ def asking(driver: Driver, wanted: Sequence[Sequence[int]] = ()) -> list[tuple[l
     return asked
 
 
-def proposed(folder: Path, text: Sequence[int], count: int = CHAIN) -> tuple[int, ...]:
-    """The head's tokens after a text, which it sees as a whole, on mlx-lm's own model and caches."""
+@cache
+def judge_of(folder: Path) -> tuple[Any, Any]:
+    """mlx-lm's own model of a folder, and its head."""
     model = load_model(folder)[0]
     head = read_draft_head(folder, json.loads((folder / "config.json").read_text()), model)
     assert head is not None
+    return getattr(model, "language_model", model), head
+
+
+def proposed(folder: Path, text: Sequence[int], count: int = CHAIN) -> tuple[int, ...]:
+    """The head's tokens after a text, which it sees as a whole, on mlx-lm's own model and caches."""
+    language, head = judge_of(folder)
     tokens = mx.array(list(text))[None]
-    language = getattr(model, "language_model", model)
-    cache, guesses = KVCache(), []
-    states = head(language.model(tokens)[:, :-1], language.model.embed_tokens(tokens[:, 1:]), cache)[:, -1:]
+    keys, guesses = KVCache(), []
+    states = head(language.model(tokens)[:, :-1], language.model.embed_tokens(tokens[:, 1:]), keys)[:, -1:]
     for _ in range(count):
         guesses.append(mx.argmax(head.project(states), axis=-1))
-        states = head(states, language.model.embed_tokens(guesses[-1]), cache)
+        states = head(states, language.model.embed_tokens(guesses[-1]), keys)
     return tuple(np.array(mx.concatenate(guesses)).ravel().tolist())
 
 
@@ -119,8 +126,13 @@ def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str,
     assert all(tokens for _, tokens in asked) and sum(len(tokens) == CHAIN for _, tokens in asked) > len(asked) // 2
 
 
-@pytest.mark.parametrize("attention", ["reference", "sim"])
-@pytest.mark.parametrize("options", [{"prefill_budget": 16}, {"pipeline": False}, {"tokens": 200}])
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        *(("reference", options) for options in ({"prefill_budget": 16}, {"pipeline": False}, {"tokens": 200})),
+        ("sim", {"tokens": 200}),
+    ],
+)
 def test_an_assistant_proposes_what_float64_finds(tmp_path: Path, attention: str, options: dict[str, Any]) -> None:
     """It reads the model's own keys and values, in whole and in windowed layers, in the arena and in the tail."""
     model, assistant, tensors = write_pair(tmp_path, clusters=True)
@@ -153,22 +165,22 @@ def test_right_proposals_save_steps_and_change_no_token(
         return [end[: len(tokens)] for tokens, end in zip(own(runner, query), ends, strict=True)]
 
     monkeypatch.setattr(ModelRunner, "propose", propose)
-    for prompt in PROMPTS[:2]:
-        (answer,) = plain(folder, prompt, max_tokens=60, **params)
-        driver = Driver(folder, speculate=True, forced_tokens=False)
-        asking(driver)
-        handle = driver.add(prompt, 60, **params)
-        every = (answer, *answer.others)
-        while not driver.core.idle:
-            for job in driver.core.scheduler.jobs:
-                index = driver.core.requests.answers[job.id].index
-                wanted[job.id] = [*prompt, *every[index].token_ids]
-            driver.core.step()
-            driver.core.check_invariants()
-        result = driver.result(handle)
-        assert [each.token_ids for each in (result, *result.others)] == [each.token_ids for each in every]
-        counts = driver.core.stats().speculation
-        assert counts.accepted == counts.drafted > 20 * len(every)
+    prompt = PROMPTS[1]
+    (answer,) = plain(folder, prompt, max_tokens=60, **params)
+    driver = Driver(folder, speculate=True, forced_tokens=False)
+    asking(driver)
+    handle = driver.add(prompt, 60, **params)
+    every = (answer, *answer.others)
+    while not driver.core.idle:
+        for job in driver.core.scheduler.jobs:
+            index = driver.core.requests.answers[job.id].index
+            wanted[job.id] = [*prompt, *every[index].token_ids]
+        driver.core.step()
+        driver.core.check_invariants()
+    result = driver.result(handle)
+    assert [each.token_ids for each in (result, *result.others)] == [each.token_ids for each in every]
+    counts = driver.core.stats().speculation
+    assert counts.accepted == counts.drafted > 20 * len(every)
 
 
 def test_a_prompt_whose_beginning_is_cached_has_the_heads_keys_too(folder: Path) -> None:

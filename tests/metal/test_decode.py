@@ -5,7 +5,9 @@ The slice that always runs; `test_decode_matrix.py` has the full matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +16,16 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import PARTITION, Kernel
+from support.kernels import paged_problem, quantized_problem
 from support.kernels.paged_problem import (
     COLUMNS,
     GPU_TOLERANCE,
     TOLERANCE,
+    WIDE,
     Options,
     Row,
     answer,
     answers,
-    attend,
     error,
     far_slabs,
     problem,
@@ -34,6 +37,12 @@ from support.kernels.paged_problem import (
 
 KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64, forced_kernel=Kernel.MATRIX)}
 """A small variant of each kernel of a partition."""
+QUANTIZED = {
+    "quantized vector": quantized_problem.variant(),
+    "quantized matrix": quantized_problem.variant(group=3, dim=64),
+}
+EVERY = KERNELS | WIDE | QUANTIZED
+"""And of the wide kernel, and of those that read codes."""
 
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
 
@@ -46,9 +55,32 @@ def v(request: pytest.FixtureRequest) -> Variant:
     return chosen
 
 
-def test_every_length_of_context_in_one_batch(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
-    rows = random_rows(v, CONTEXTS)
-    assert error(attend(kernels, v, rows), answer(v, rows)) < tolerance["float32"]
+@pytest.fixture(params=list(EVERY))
+def each(request: pytest.FixtureRequest) -> Variant:
+    """A variant of every kernel that runs on it."""
+    chosen, kernel = EVERY[request.param], request.param.split()[-1]
+    assert chosen.kernel.value == ("wide" if kernel in WIDE else kernel) and refusal(chosen) is None
+    return chosen
+
+
+def rows_of(v: Variant, tokens: Sequence[int], **drawn: Any) -> Sequence[Row]:
+    """Rows of so many tokens, whose keys and values are codes if the variant's are."""
+    return (random_rows if v.kv_bits is None else quantized_problem.quantized_rows)(v, tokens, **drawn)
+
+
+def attend(kernels: DecodeKernels, v: Variant, rows: Sequence[Any], *options: Options, **places: Any) -> np.ndarray:
+    """The kernels' result, whatever the keys and values are."""
+    attended = paged_problem.attend if v.kv_bits is None else quantized_problem.attend_quantized
+    return attended(kernels, v, rows, *options, **places)
+
+
+def test_every_length_of_context_in_one_batch(
+    kernels: DecodeKernels, tolerance: dict[str, float], each: Variant
+) -> None:
+    rows = rows_of(each, CONTEXTS[: None if each in KERNELS.values() else -1])
+    with sim.options(poison=True):
+        got = attend(kernels, each, rows)
+    assert error(got, answer(each, rows)) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 8, 9, 33])
@@ -87,17 +119,19 @@ def test_dtypes_and_shapes(kernels: DecodeKernels, tolerance: dict[str, float], 
     assert error(got, answer(v, rows)) < tolerance[v.dtype]
 
 
-def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float], each: Variant) -> None:
+    few = (0, 1, 7, 8, 30, 31, 32, 250, 255, 256)
+    places = (*range(0, 40), *range(248, 264)) if each in KERNELS.values() else few
     for tail_tokens in (1, COLUMNS):
-        rows = random_rows(v, [p + tail_tokens for p in (*range(0, 40), *range(248, 264))], seed=tail_tokens)
-        got = attend(kernels, v, rows, tail_tokens=tail_tokens)
-        assert error(got, answer(v, rows)) < tolerance["float32"]
-        assert np.array_equal(got, attend(kernels, v, rows)), "a token's place must not change a bit of the result"
+        rows = rows_of(each, [p + tail_tokens for p in places], seed=tail_tokens)
+        got = attend(kernels, each, rows, tail_tokens=tail_tokens)
+        assert error(got, answer(each, rows)) < tolerance["float32"]
+        assert np.array_equal(got, attend(kernels, each, rows)), "a token's place must not change a bit of the result"
 
 
-def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels, v: Variant) -> None:
-    v = replace(v, dtype="float16", kv_dtype="float16")
-    rows = random_rows(v, [300, 1, 513, 40, 256, 9, 700])
+def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels, each: Variant) -> None:
+    v = replace(each, dtype="float16", kv_dtype="float16", kv_bits=each.kv_bits and 4)
+    rows = rows_of(v, [300, 1, 513, 40, 256, *[9, 700] * (each in KERNELS.values())])
     alone = [attend(kernels, v, [row], seed=i)[0] for i, row in enumerate(rows)]
     for turn in range(len(rows)):
         order = [(i + turn) % len(rows) for i in range(len(rows))]
@@ -131,10 +165,10 @@ def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, floa
 
 
 @pytest.mark.parametrize("window", [1, 8, 12, 100, 256, 300, 5000])
-def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int, v: Variant) -> None:
-    rows = random_rows(v, [3, 8, 20, 256, 257, 600, 1100])
-    got = attend(kernels, v, rows, Options(window=window), tail_tokens=3)
-    assert error(got, answer(v, rows, Options(window=window))) < tolerance["float32"]
+def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int, each: Variant) -> None:
+    rows = rows_of(each, [3, 8, 20, 256, 257, 600, *[1100] * (each in KERNELS.values())])
+    got = attend(kernels, each, rows, Options(window=window), tail_tokens=3)
+    assert error(got, answer(each, rows, Options(window=window))) < tolerance["float32"]
 
 
 def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
@@ -143,9 +177,12 @@ def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
     query, keys = np.zeros_like(row.query), np.zeros_like(row.keys)
     query[:, 5] = 1.0
     keys[:, :, 5] = rounded(logits, v.kv_dtype)
-    return Row(query, keys, row.values)
+    return Row(query, keys, keys[..., : v.value_dim] if v.latent else row.values)
 
 
+@pytest.mark.parametrize(
+    "v", [*KERNELS.values(), pytest.param(WIDE["apart"], marks=pytest.mark.slow)], ids=[*KERNELS, "apart"]
+)
 @pytest.mark.parametrize("level", [-40.0, -1e4, 1e4, -1e5, -1e30])
 def test_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float, v: Variant) -> None:
     logits = level + np.random.default_rng(1).integers(-2, 3, 600) / 4
@@ -170,22 +207,13 @@ def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKe
     assert error(attend(kernels, v, [row], Options(scale=1.0))[0], np.repeat(mean, v.group, axis=0)) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "v",
-    [
-        *KERNELS.values(),
-        Variant("float32", "float32", 64, 32, 8, 11, latent=True),
-        Variant("float32", "float32", 288, 32, 8, 3),
-    ],
-    ids=lambda v: v.label,
-)
-def test_every_kernel_lives_with_the_errors_that_metal_allows_fast_functions(v: Variant) -> None:
-    kernels, rows = DecodeKernels(sim.metal_kernel), random_rows(v, [300, 17, 700])
-    options = Options(sinks=np.linspace(-2, 4, 2 * v.group).astype(np.float32))
+def test_every_kernel_lives_with_the_errors_that_metal_allows_fast_functions(each: Variant) -> None:
+    kernels, rows = DecodeKernels(sim.metal_kernel), rows_of(each, [300, 17, 700])
+    options = Options(sinks=np.linspace(-2, 4, 2 * each.group).astype(np.float32))
     with sim.options(fast_errors=True):
-        got = attend(kernels, v, rows, options)
-    assert error(got, attend(kernels, v, rows, options)) > 0, "there were none"
-    assert error(got, answer(v, rows, options)) < GPU_TOLERANCE["float32"]
+        got = attend(kernels, each, rows, options)
+    assert error(got, attend(kernels, each, rows, options)) > 0, "there were none"
+    assert error(got, answer(each, rows, options)) < GPU_TOLERANCE["float32"]
 
 
 def test_half_precision_products_do_not_overflow(
@@ -233,10 +261,10 @@ def test_scores_far_beyond_the_softcap(kernels: DecodeKernels, tolerance: dict[s
 
 
 def test_sinks_count_once_whatever_their_height(
-    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
+    kernels: DecodeKernels, tolerance: dict[str, float], each: Variant
 ) -> None:
-    v = replace(v, group=4)
-    rows = random_rows(v, [0, 5, 300, 700])
+    v = replace(each, group=4)
+    rows = rows_of(v, [0, 5, 300, 700])
     options = Options(sinks=np.array([-1e4, -3.0, 0.0, 1.0, 4.0, 20.0, 200.0, 1e4], np.float32))
     got = attend(kernels, v, rows, options)
     assert error(got, answer(v, rows, options)) < tolerance["float32"]
@@ -258,8 +286,11 @@ def test_sinks_beside_logits_far_from_zero(
     [
         Variant("float16", "float16", 256, 8, 32, 2),
         Variant("float16", "float16", 256, 64, 32, 3, forced_kernel=Kernel.MATRIX),
+        Variant("float16", "float16", 544, 32, 32, 2),  # of the wide kernel: a part's share of a key has a fifth chunk
+        pytest.param(Variant("float16", "float16", 576, 512, 32, 2), marks=pytest.mark.slow),
+        pytest.param(Variant("float16", "float16", 576, 512, 32, 2, latent=True), marks=pytest.mark.slow),
     ],
-    ids=list(KERNELS),
+    ids=lambda v: v.label,
 )
 def test_offsets_beyond_32_bits(v: Variant) -> None:
     """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
 from support.kernels.paged_problem import (
     NONE,
+    WIDE,
     Options,
     answer,
     answers,
@@ -91,31 +93,32 @@ def test_every_head_dim_that_matrices_can_cut(judge: Judge, key_dim: int) -> Non
 
 
 @pytest.mark.parametrize("query_tokens", range(2, 9))
-@pytest.mark.parametrize("group", (1, 2, 3, 4, 8))
+@pytest.mark.parametrize("group", (1, 2, 3, 4, 8, 20))
 def test_every_number_of_query_tokens(
     kernels: DecodeKernels, tolerance: dict[str, float], group: int, query_tokens: int
 ) -> None:
-    v = Variant("float32", "float32", 64, 80, 16, group, query_tokens=query_tokens)
-    if v.kernel is Kernel.VECTOR:
-        assert group * query_tokens > 16
-        return
-    rows, queries = several_queries(v, [8, 40, 257, 300, 520])
-    for window in (None, 20):
-        for slopes in (None, alibi_slopes(2 * group)):
+    narrow = Variant("float32", "float32", 64, 80, 16, group)
+    for small in (narrow, *WIDE.values()):
+        v = replace(small, group=group, query_tokens=query_tokens)
+        if v.kernel is Kernel.VECTOR:
+            assert group * query_tokens > 16
+            continue
+        rows, queries = several_queries(v, [8, 40, 257, 300, 520])
+        for window, slopes in product((None, 20), (None, alibi_slopes(2 * group)) if small is narrow else (None,)):
             options = Options(window=window, slopes=slopes)
             got = attend(kernels, v, rows, options, queries=queries, tail_tokens=5)
             assert error(got, answers(v, rows, queries, options)) < tolerance["float32"]
 
 
-@pytest.mark.parametrize("block_size", (8, 16, 32, 64, 128))
+@pytest.mark.parametrize("block_size", (1, 8, 16, 32, 64, 128))
 @pytest.mark.parametrize("options", [Options(), Options(window=70), Options(softcap=5.0)], ids=str)
 def test_every_block_size(judge: Judge, block_size: int, options: Options) -> None:
     for tail_tokens in (0, 1, 16):
-        for small in (variant(), MATRIX):
+        for small in (variant(), *[MATRIX] * (block_size > 1), *WIDE.values()):
             judge(replace(small, block_size=block_size), options, tail_tokens=tail_tokens)
 
 
-@pytest.mark.parametrize("small", [variant(), MATRIX], ids=["vector", "matrix"])
+@pytest.mark.parametrize("small", [variant(), MATRIX, *WIDE.values()], ids=["vector", "matrix", *WIDE])
 @pytest.mark.parametrize("tail_tokens", range(17))
 def test_a_boundary_at_every_position_changes_no_bit(
     kernels: DecodeKernels, tolerance: dict[str, float], tail_tokens: int, small: Variant

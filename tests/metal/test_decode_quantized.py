@@ -13,7 +13,7 @@ from cortexmlx.metal.kernels import LARGEST, DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, answer, answers, error, rounded
+from support.kernels.paged_problem import TOLERANCE, Options, answer, answers, error, rounded
 from support.kernels.quantized_problem import (
     attend_quantized,
     dequantized,
@@ -77,42 +77,6 @@ def test_bits_groups_dims_and_dtypes(kernels: DecodeKernels, tolerance: dict[str
     assert error(got, answer(v, rows)) < tolerance[v.dtype]
 
 
-def test_both_kernels_live_with_the_errors_that_metal_allows_fast_functions(v: Variant) -> None:
-    kernels, rows = DecodeKernels(sim.metal_kernel), quantized_rows(v, [300, 17, 65])
-    with sim.options(fast_errors=True):
-        got = attend_quantized(kernels, v, rows)
-    assert error(got, attend_quantized(kernels, v, rows)) > 0, "there were none"
-    assert error(got, answer(v, rows)) < GPU_TOLERANCE[v.dtype]
-
-
-@pytest.mark.parametrize("window", [1, 12, 300])
-def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int, v: Variant) -> None:
-    rows = quantized_rows(v, [3, 8, 20, 257, 600])
-    got = attend_quantized(kernels, v, rows, Options(window=window), tail_tokens=3)
-    assert error(got, answer(v, rows, Options(window=window))) < tolerance["float32"]
-
-
-def test_a_token_is_bitwise_the_same_in_the_tail_and_in_the_arena(
-    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
-) -> None:
-    for tail_tokens in (1, 16):
-        rows = quantized_rows(v, [p + tail_tokens for p in (0, 1, 7, 8, 30, 31, 32, 250, 255, 256)], seed=tail_tokens)
-        got = attend_quantized(kernels, v, rows, tail_tokens=tail_tokens)
-        assert error(got, answer(v, rows)) < tolerance["float32"]
-        assert np.array_equal(got, attend_quantized(kernels, v, rows)), "its codes are the same bits"
-
-
-def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels, v: Variant) -> None:
-    v = replace(v, dtype="float16", kv_dtype="float16", kv_bits=4)
-    rows = quantized_rows(v, [300, 1, 40, 256])
-    alone = [attend_quantized(kernels, v, [row], seed=i)[0] for i, row in enumerate(rows)]
-    for turn in range(len(rows)):
-        order = [(i + turn) % len(rows) for i in range(len(rows))]
-        together = attend_quantized(kernels, v, [rows[i] for i in order], seed=turn, tail_tokens=min(turn, 1))
-        for place, i in enumerate(order):
-            assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
-
-
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_partial_results_are_of_single_precision(
     kernels: DecodeKernels, tolerance: dict[str, float], softcap: float | None, v: Variant
@@ -144,13 +108,6 @@ def test_each_of_several_query_tokens_sees_what_was_before_it(
     with sim.options(poison=True):
         got = attend_quantized(kernels, v, rows, Options(window=window), queries=queries, tail_tokens=6)
     assert error(got, answers(v, rows, queries, Options(window=window))) < tolerance[v.dtype]
-
-
-def test_sinks_and_rows_without_tokens(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
-    rows = quantized_rows(v, [0, 5, 300])
-    options = Options(sinks=np.linspace(-3, 4, 2 * v.group).astype(np.float32))
-    got = attend_quantized(kernels, v, rows, options)
-    assert error(got, answer(v, rows, options)) < tolerance["float32"] and not got[0].any()
 
 
 @pytest.mark.parametrize("slab", ["keys", "values"])

@@ -167,18 +167,3 @@ def test_time_keys_and_crowds_have_limits(serve: Serve, numbers: MadeUpNumbers) 
         assert ask("k1") == 504 and numbers.cancelled.is_set()
     assert [one.tokens for one in logged[:3]] == [RequestTokens(1, 0, 0), RequestTokens(1, 0, 0), None]
     assert logged[0].model == "tiny"
-
-
-def test_more_requests_than_may_be_open_are_told_to_come_later(serve: Serve, numbers: MadeUpNumbers) -> None:
-    url = serve(max_open=1)
-    numbers.held.clear()
-    body = b'{"input": "a"}'
-    address = httpx.URL(url)
-    assert address.port is not None
-    with socket.create_connection((address.host, address.port)) as line:
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        line.sendall(head.encode() + body)
-        assert numbers.waiting.wait(PATIENCE)
-        with httpx.Client(base_url=url, trust_env=False) as http:
-            late = http.post("/v1/embeddings", content=body)
-            assert late.status_code == 429 and late.headers["retry-after"] == "1"

@@ -36,6 +36,13 @@ def variant(group: int = 2, dim: int = 16, block_size: int = 8, dtype: str = "fl
     return replace(Variant(dtype, dtype, dim, dim, block_size, group), **changes)
 
 
+WIDE = {
+    "latent": Variant("float32", "float32", 64, 32, 8, 11, latent=True),  # two tiles, the second not full
+    "apart": Variant("float32", "float16", 288, 32, 8, 3),  # a lane's numbers of a key come 8 and 2 at a time
+}
+"""A small variant of the wide kernel of either kind."""
+
+
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     """The nearest numbers of `dtype`, as float32."""
     return np.array(to_mlx(values, dtype).astype(mx.float32))

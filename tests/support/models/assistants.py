@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,15 @@ def write_pair(folder: Path, *, clusters: bool = False, **changes: Any) -> tuple
     return model, assistant, tensors
 
 
+@cache
+def _judge(folder: Path) -> Any:
+    """mlx-lm's own model."""
+    return load_model(folder)[0]
+
+
 def drafted_by_float64(model: Path, tensors: Tensors, text: Sequence[int], count: int) -> list[int]:
     """The tokens that the assistant drafts after a text, whose keys and values mlx-lm's own model has computed."""
-    language, caches = load_model(model)[0], [KVCache() for _ in range(3)]
+    language, caches = _judge(model), [KVCache() for _ in range(3)]
     inner, last = language.model, len(text) - 2
     hidden = to_float64(inner(mx.array(list(text[:-1]))[None], cache=caches))[0, -1]
     kept = [[to_float64(array)[0, 0, : last + 1] for array in cache.state[:2]] for cache in caches]
