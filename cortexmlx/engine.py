@@ -613,6 +613,6 @@ def _checked_name(kind: str, name: str) -> str:
     """Return the name of an adapter or a pin as a plain `str`. Raises InvalidRequest if it cannot be one."""
     if not is_adapter_name(name):
         raise InvalidRequest(
-            f"an {kind}'s name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"
+            f"the name of the {kind} is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"
         )
     return str.__str__(name)  # as in requests: a subclass, such as an Enum, could say, compare or hash another one

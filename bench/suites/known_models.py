@@ -92,7 +92,7 @@ class KnownModel:
     experts: int | None = None
 
     def make_layer(self) -> nn.Module:
-        """Return the layer of that product, with random weights of 4 bits."""
+        """Return a layer that computes the model's product, with random weights of 4 bits."""
         form = {"bias": False, "group_size": 64, "bits": 4}
         if self.experts is None:
             layer = nn.QuantizedLinear(self.hidden, self.inner, **form)

@@ -180,7 +180,9 @@ class BatchWriter:
 
 
 def _complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
-    """Yield each complete line of a file with its JSON object, or None if it has none. Skip an incomplete last line."""
+    """Yield each line of a file with its JSON object, or None if it is none. Leave the last line out unless it is an
+    object and ends with a line break.
+    """
     previous_line: bytes | None = None
     for line in file:
         if previous_line is not None:

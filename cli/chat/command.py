@@ -119,16 +119,18 @@ def chat(
         remove_leftovers()
     if line := shortage_line(config):
         console.print_note(line)
-    with engines.ReplaceableEngine(config) as host, handle_signals() as interrupts:
-        if reason := host.engine.info.why_no_chat:
+    with engines.ReplaceableEngine(config) as replaceable, handle_signals() as interrupts:
+        if reason := replaceable.engine.info.why_no_chat:
             raise InvalidRequest(reason)
-        host.ignore_interrupt = lambda: interrupts.call_on_interrupt(lambda: None)
-        conversation = open_conversation(host.engine, options.given_sampling(context, params), system, resumed_path)
+        replaceable.ignore_interrupt = lambda: interrupts.call_on_interrupt(lambda: None)
+        conversation = open_conversation(
+            replaceable.engine, options.given_sampling(context, params), system, resumed_path
+        )
         if variables := parse_template_vars(template_var, think):
-            conversation.template_vars = check_variables(host.engine, conversation.template_vars | variables)
+            conversation.template_vars = check_variables(replaceable.engine, conversation.template_vars | variables)
         if pretty and not (is_piped or once):
-            on_disk = describe_storage(saver, kv_folder(host.engine))
-            print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, saver))
+            on_disk = describe_storage(saver, kv_folder(replaceable.engine))
+            print_banner(replaceable.engine, console.stdout(), on_disk, resume_note(conversation, saver))
             if resumed_path is not None:
                 from cortexmlx.cli.chat.slash.models import print_last_messages
 
@@ -139,7 +141,7 @@ def chat(
             interrupts.at_leave.append(saver.close)
         try:
             settings = ChatSettings(pretty, first_question, is_piped or once, loaded_tools, ask_first=not yes)
-            run_chat(host, conversation, saver, source, interrupts, settings)
+            run_chat(replaceable, conversation, saver, source, interrupts, settings)
         finally:
             source.close()
             if saver is not None:
@@ -187,7 +189,7 @@ class ChatSettings:
 
 
 def run_chat(
-    host: engines.ReplaceableEngine,
+    replaceable: engines.ReplaceableEngine,
     conversation: Conversation,
     saver: ChatSaver | None,
     source: QuestionSource,
@@ -204,17 +206,17 @@ def run_chat(
 
     screen = console.stdout()
     pretty, once, first_question = settings.pretty, settings.once, settings.first_question
-    arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
+    arena = ArenaView(lambda: replaceable.engine.blocks()) if pretty else None
     thought_display = ThoughtDisplay()
-    views = view_factory(host, screen, arena, thought_display, interrupts)
+    views = view_factory(replaceable, screen, arena, thought_display, interrupts)
     session = ChatSession(
-        host.engine,
+        replaceable.engine,
         views,
         conversation,
         interrupts.call_on_interrupt,
         saver,
         arena,
-        host,
+        replaceable,
         thought_display=thought_display,
     )
     interrupts.at_leave.insert(0, session.save_partial)
@@ -242,7 +244,7 @@ def run_chat(
 
 
 def view_factory(
-    host: engines.ReplaceableEngine,
+    replaceable: engines.ReplaceableEngine,
     screen: Console,
     arena: ArenaView | None,
     thought_display: ThoughtDisplay,
@@ -256,7 +258,7 @@ def view_factory(
         return lambda reply: PlainTextView()
     return lambda reply: MarkdownView(
         screen,
-        AnswerStatus(reply, host.engine.info.context_length, arena),
+        AnswerStatus(reply, replaceable.engine.info.context_length, arena),
         thinking=bool(reply.opened),
         is_folded=thought_display.is_folded,
         away=interrupts.suspend_handler.wait_for_lock,

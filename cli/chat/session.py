@@ -133,7 +133,7 @@ class ChatSession:
     """Saves the chat after each turn."""
     arena: ArenaView | None = None
     """The picture below answers; None without a terminal."""
-    host: ReplaceableEngine | None = None
+    replaceable: ReplaceableEngine | None = None
     """Opens another engine."""
     note: Callable[[str], None] = console.print_note
     """Prints a note for the user."""
@@ -251,14 +251,14 @@ class ChatSession:
         KeyboardInterrupt if the user gives up. The chat then continues unchanged, but for adapters that were left out.
         Raises EngineClosed if no engine could be opened: see `has_model`.
         """
-        if self.host is None:
+        if self.replaceable is None:
             raise InvalidRequest("this chat cannot change its engine")
         left_out: dict[str, Exception] = {}
         try:
-            left_out |= self.host.check(config)
+            left_out |= self.replaceable.check(config)
             self._check_adapter_survives(left_out)
             readable_adapters = {name: path for name, path in (config.adapters or {}).items() if name not in left_out}
-            self.host.replace_engine(replace(config, adapters=readable_adapters) if left_out else config)
+            self.replaceable.replace_engine(replace(config, adapters=readable_adapters) if left_out else config)
         except KeyboardInterrupt:
             goes_on = f"{self.engine.info.name} goes on, and nothing has changed"
             self.note(f"given up: {goes_on if self.has_model else self.no_model_advice}")
@@ -269,12 +269,12 @@ class ChatSession:
             reason = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise CortexError(f"{config.model} cannot be loaded ({reason}); {self.engine.info.name} goes on") from error
         finally:
-            if self.host.engine is not self.engine:
-                old_info, self.engine = self.engine.info, self.host.engine
+            if self.replaceable.engine is not self.engine:
+                old_info, self.engine = self.engine.info, self.replaceable.engine
                 self.conversation = self.conversation.fork(self.engine)
                 self._replace_unseen_images()
                 self.params = carry_over_sampling(self.params, old_info, self.engine.info)
-                self._note_lost_adapters(left_out | self.host.left_out)
+                self._note_lost_adapters(left_out | self.replaceable.left_out)
                 self.print_notes()
 
     def _replace_unseen_images(self) -> None:
@@ -314,7 +314,7 @@ class ChatSession:
     @property
     def has_model(self) -> bool:
         """Whether an engine is open. Without one, the chat can still be saved, and `switch_engine` may open one."""
-        return self.host is None or self.host.is_open
+        return self.replaceable is None or self.replaceable.is_open
 
     @property
     def no_model_advice(self) -> str:

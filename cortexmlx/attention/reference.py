@@ -191,7 +191,7 @@ def multiplies_quantized() -> bool:
 def _attend_quantized(
     queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex
 ) -> mx.array:
-    """Attend with the rows of an index to quantized keys and values on a CPU."""
+    """Return the attention of an index's rows to quantized keys and values, on a CPU."""
     slab = kv.arena.slab_as_blocks(kv.layer)
     tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
     heads, (rows, query_heads, count, dim) = index.block.shape[1], queries.shape

@@ -265,13 +265,13 @@ def _decode_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProbl
 
 
 def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
-    """Return the largest difference of the decode kernel that needs no reduction (one partition per row)."""
+    """Return the largest error of the decode kernel where a row is one partition, so that nothing is reduced."""
     output = kernels.decode_and_reduce(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
     return max_difference(read_output("decode", variant.geometry.threads, output), problem.expected)
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
-    """Return the largest difference of the prefill kernel."""
+    """Return the largest error of the prefill kernel."""
     output = kernel(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
     return max_difference(read_output("prefill", variant.threads, output), problem.expected)
 

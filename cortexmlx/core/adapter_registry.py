@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cortexmlx.errors import AdapterRefused, MemoryRefused, UnknownAdapter
-from cortexmlx.execution.boundary import AdapterTables, Refusal
+from cortexmlx.execution.boundary import AdapterSet, Refusal
 from cortexmlx.kv.prefix import AdapterSalt, Salt
 from cortexmlx.models.adapters.low_rank import AdapterInfo, LowRankAdapter
 from cortexmlx.scheduling.job import Job
@@ -35,12 +35,12 @@ class AdapterRegistry:
     may read `infos`.
     """
 
-    def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterTables]) -> None:
+    def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterSet]) -> None:
         self.limits = limits
         self.infos: Mapping[str, AdapterInfo] = MappingProxyType({})
         """The adapters that can be asked for, by name. It is replaced as a whole."""
-        self._make_tables = tables
-        self._tables: AdapterTables | None = None
+        self._make_adapter_set = tables
+        self._adapter_set: AdapterSet | None = None
         self._last_number = 0
         self._keys: dict[str, AdapterKey] = {}
         self._contents: dict[bytes, AdapterKey] = {}
@@ -53,7 +53,7 @@ class AdapterRegistry:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that all adapters take."""
-        return 0 if self._tables is None else self._tables.nbytes
+        return 0 if self._adapter_set is None else self._adapter_set.nbytes
 
     @property
     def loaded_count(self) -> int:
@@ -76,7 +76,7 @@ class AdapterRegistry:
         MemoryRefused. Then nothing has changed.
         """
         self.free_unused(jobs)
-        tables = self._tables = self._tables or self._make_tables()
+        tables = self._adapter_set = self._adapter_set or self._make_adapter_set()
         tables.check(name, adapter)
         key = self._contents.get(adapter.digest)
         if key is None:
@@ -125,14 +125,14 @@ class AdapterRegistry:
     def free_unused(self, jobs: Iterable[Job]) -> None:
         """Free the memory of adapters that have neither a name nor requests."""
         unnamed_keys = self._unnamed_keys
-        if not (unnamed_keys or self._pending_removals) or self._tables is None:
+        if not (unnamed_keys or self._pending_removals) or self._adapter_set is None:
             return
         used_numbers = {job.adapter for job in jobs} if unnamed_keys else set()
         for key in unnamed_keys:
             if key.number not in used_numbers:
                 self._pending_removals.append(self._contents.pop(key.digest).number)
         for number in list(self._pending_removals):
-            if not isinstance(self._tables.remove(number), Refusal):
+            if not isinstance(self._adapter_set.remove(number), Refusal):
                 self._pending_removals.remove(number)
 
     def _set_names(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[Job]) -> None:
@@ -155,7 +155,7 @@ class AdapterRegistry:
         """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
         return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
-    def _check_room(self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[Job]) -> None:
+    def _check_room(self, name: str, adapter: LowRankAdapter, tables: AdapterSet, jobs: Iterable[Job]) -> None:
         """Raise AdapterRefused if an adapter exceeds a limit, and MemoryRefused if the system has no memory for it."""
         limits = self.limits
         if adapter.rank > limits.rank:

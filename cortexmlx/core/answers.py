@@ -130,7 +130,7 @@ class OpenAnswer:
         matcher: Matcher | None = None,
         thinking: ThinkingLimit | None = None,
     ) -> None:
-        self.of_request = answers
+        self.group = answers
         """It and the other answers of its request."""
         self.request = answers.request
         self.only_scores = answers.request.params.only_scores
@@ -176,7 +176,7 @@ class OpenAnswer:
         has_more, is_first_step = first + segment.count < total, self.start_time is None
         if not (is_first_step or has_more or self._reading_from is not None):
             return
-        handle, reading_from = self.of_request.handle, first if self._reading_from is None else self._reading_from
+        handle, reading_from = self.group.handle, first if self._reading_from is None else self._reading_from
         progress = Progress("prefilling", first, total, cached=reading_from)
         if is_first_step:
             self.start_time = now
@@ -189,19 +189,19 @@ class OpenAnswer:
         handle.progress = progress
         if now - self._last_progress_time >= PROGRESS_SECONDS:
             self._last_progress_time = now
-            self.of_request.send_event(TokenEvent("", index=self.index, progress=progress))
+            self.group.send_event(TokenEvent("", index=self.index, progress=progress))
 
     def add_prompt_scores(self, positions: range, scores: TokenScores) -> None:
         """Add the log-probabilities of the prompt's tokens at the positions `positions`."""
-        assert self.of_request.scores is not None
-        self.of_request.scores.add(positions, scores)
+        assert self.group.scores is not None
+        self.group.scores.add(positions, scores)
 
     def add_token(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
         """Add a token that came at `now`. A `stop_token` has no text. Return whether a stop string is complete."""
         self.last_token_time = now
         if self.first_token_time is None:
             self.first_token_time = now
-            self.of_request.begin_decoding()
+            self.group.begin_decoding()
         if logprob is not None:
             self._logprobs.append(logprob)
         text = self._text
@@ -223,7 +223,7 @@ class OpenAnswer:
             thinking=delta.thinking,
             tool_calls=delta.calls,
         )
-        self.of_request.send_event(event)
+        self.group.send_event(event)
         return text.stopped
 
     def count_drafts(self, drafted_count: int, accepted_count: int) -> None:
@@ -237,7 +237,7 @@ class OpenAnswer:
         params, calls = self.request.params, self._text.calls
         if calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
-        trace, job = self.of_request.handle.trace, self.job
+        trace, job = self.group.handle.trace, self.job
         if trace is not None and self.index == 0 and self.start_time is not None and not job.dropped_tokens:
             is_computed = self.first_token_time is not None and not params.only_scores
             self.cache_report = trace.finish(
@@ -268,7 +268,7 @@ class OpenAnswer:
             stop_string=self._text.stop_string,
             cache_report=self.cache_report,
         )
-        self.of_request.complete_answer(self, rest, completion)
+        self.group.complete_answer(self, rest, completion)
 
     def _completion_notes(self) -> tuple[str, ...]:
         """Return the completion's notes: what of its form is not enforced, and what is wrong with its tool calls."""

@@ -76,7 +76,7 @@ class EngineCore:
             self.model = model = open_model(config, wake, has_waiters)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_set)
             self.draft = None if model.draft is None else self._make_draft_model(model.draft)
             self._make_empty_state(model.blocks)
             self.pins = PinnedPrefixes(self.cache)
@@ -186,7 +186,7 @@ class EngineCore:
             for job in waiting:
                 answer, images = self.requests.answers.get(job.id), job.request.images
                 if answer is not None and images is not None and images.shows(image):
-                    self.requests.fail(answer.of_request, failed)
+                    self.requests.fail(answer.group, failed)
         if sight.current_image is not image:
             self._refused_image = None
             self.scheduler.note_seen(image)
@@ -429,7 +429,7 @@ class EngineCore:
             self._release_arena()
         self.runner.trim()
         if job is not None and job.refusals > 1 and rows_running == 1:
-            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory_error(job, refusal.why))
+            self.requests.fail(self.requests.answers[job.id].group, out_of_memory_error(job, refusal.why))
 
     def _restart_rows(self, rows: int | None) -> None:
         """Have all rows compute their tokens again, at most `rows` at once. Nothing computed before is trusted."""
@@ -728,7 +728,7 @@ class Recovery:
         self._wake(lambda core: core.recovery.finish_start(this_thread, start_error))
 
     def finish_start(self, thread: threading.Thread, start_error: BaseException | None) -> None:
-        """Continue once `thread` started the workers or failed with `start_error`. A no-op if the engine was reset."""
+        """Go on after `thread` started the workers, or failed with `start_error`. A no-op if the engine was reset."""
         if thread is not self._start_thread:
             return
         self._start_thread = None
@@ -747,4 +747,4 @@ class Recovery:
         answers = self._core.requests.answers
         for job in [job for job in self._core.scheduler.jobs if job.is_running]:
             if job.id in answers:  # it may have failed with another answer of its request
-                self._core.requests.fail(answers[job.id].of_request, loss)
+                self._core.requests.fail(answers[job.id].group, loss)

@@ -9,7 +9,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import EmbeddingSupport
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution.boundary import AdapterTables, Runner
+from cortexmlx.execution.boundary import AdapterSet, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import GroupCounts
@@ -99,7 +99,7 @@ class EngineModel(Protocol):
     def reset(self) -> None:
         """Drop everything but the weights, since an exception may have landed anywhere. `make_cache` must follow."""
 
-    def adapter_tables(self) -> AdapterTables:
+    def adapter_set(self) -> AdapterSet:
         """Return the adapters' tables, empty at first. Raises AdapterRefused if the model takes none per request."""
 
     def check_pins(self) -> None:

@@ -24,7 +24,7 @@ from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
-from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
+from cortexmlx.execution.boundary import AdapterSet, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.sight_memory import predict_sight_bytes
@@ -395,7 +395,7 @@ class InProcessModel:
             else:
                 self.disk.disable(identity_or_reason)
 
-    def adapter_tables(self) -> AdapterTables:
+    def adapter_set(self) -> AdapterSet:
         """Return the tables of the model's adapters. Raises AdapterRefused if it runs one request at a time."""
         if not isinstance(self.runner, ModelRunner):
             raise AdapterRefused(

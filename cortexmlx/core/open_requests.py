@@ -135,7 +135,7 @@ class OpenRequests:
             if answer.matcher is not None and (
                 error := answer.matcher.error or ("" if answer_masks[0].any() else NO_TEXT)
             ):
-                self.fail(answer.of_request, grammar_error(answer.job, error))
+                self.fail(answer.group, grammar_error(answer.job, error))
                 continue
             closing_masks = [] if answer.budget is None else answer.budget.forced_masks()[: len(row_indices)]
             answer_masks[: len(closing_masks)] = closing_masks
@@ -193,7 +193,7 @@ class OpenRequests:
         """End an answer whose job has got `surplus` tokens after the last one that counts."""
         self._scheduler.finish(answer.job.id, reason, surplus=surplus)
         if answer.matcher is not None and answer.matcher.error:
-            self.fail(answer.of_request, grammar_error(answer.job, answer.matcher.error))
+            self.fail(answer.group, grammar_error(answer.job, answer.matcher.error))
         else:
             self._complete(answer, reason)
 
@@ -212,7 +212,7 @@ class OpenRequests:
         for segment, part in zip((s for s in plan.segments if s.pooled), pooled_vectors, strict=True):
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
-                answer.of_request.add_pooled(part)
+                answer.group.add_pooled(part)
 
     # -- requests end -------------------------------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class OpenRequests:
         """Cancel the requests of a step whose callers have cancelled them meanwhile."""
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
-            if answer is not None and answer.of_request.handle.cancelling:
-                self.cancel(answer.of_request.handle.id)
+            if answer is not None and answer.group.handle.cancelling:
+                self.cancel(answer.group.handle.id)
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -256,7 +256,7 @@ class OpenRequests:
             if job.finish_reason is FinishReason.LENGTH:
                 self._complete(answer, FinishReason.LENGTH)
             else:
-                self.fail(answer.of_request, cache_full_error(job, self._scheduler.cache.tables.capacity_tokens))
+                self.fail(answer.group, cache_full_error(job, self._scheduler.cache.tables.capacity_tokens))
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """Fail the requests whose logits leave no token to choose, and those whose processors raised. If drafts were
@@ -270,7 +270,7 @@ class OpenRequests:
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation and not answer.job.drafts_in_flight:
                 self.fail(
-                    answer.of_request,
+                    answer.group,
                     result.failures.get(first) or no_token_error(answer.job, answer.matcher is not None),
                 )
 
@@ -280,8 +280,8 @@ class OpenRequests:
         answer.finish(reason)
         if (report := answer.cache_report) is not None and report.reason is not None:
             self._measurements.recomputed_tokens[report.reason.value] += report.recomputed_tokens
-        if not answer.of_request.open:
-            del self.by_id[answer.of_request.handle.id]
+        if not answer.group.open:
+            del self.by_id[answer.group.handle.id]
             self._measurements.requests_finished += 1
 
     def fail(self, answers: AnswerGroup, error: CortexError) -> None:

@@ -132,7 +132,8 @@ class _Client:
 
 
 class PromptHistory:
-    """The token paths and reports of the clients of one engine, or of all engines of a server. Any thread may use it.
+    """Each client's last prompts as tokens, and reports on what of them was cached, for one engine or all of a server.
+    Any thread may use it.
 
     A prompt is compared with those of the same client only, so a report tells nothing of another's.
     """

@@ -47,7 +47,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 def _choose_swiglu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a SwiGLU that calls ours for many float32 numbers in `use_powers_of_two`, and otherwise `original`."""
+    """Return a SwiGLU: within `use_powers_of_two`, large float32 arrays go to ours; all others, to `original`."""
 
     def choose(gate: mx.array, x: mx.array) -> Any:
         if getattr(_here, "active", False) and gate.dtype == mx.float32 and gate.size >= WORTHWHILE:

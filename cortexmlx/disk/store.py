@@ -271,7 +271,7 @@ class ReadRequest:
     on_records: Callable[[dict[bytes, Record]], None]
     """Called once with the records that are right, on a thread of the reader's, whatever the disk does."""
     seconds: float
-    """How long after the request reading ends. `on_records` is called about then at the latest."""
+    """For how many seconds after the request records are read. `on_records` is called about then at the latest."""
 
 
 _REFRESH_REQUEST = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
@@ -279,7 +279,8 @@ _REFRESH_REQUEST = ReadRequest({}, lambda there, rate: [], lambda found: None, 0
 
 
 class RecordReader:
-    """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
+    """Reads records on a thread, one request after the other. Another thread answers requests that take too long,
+    without records.
 
     `rate` is how many bytes are read per second. `read_records` records with `read_bytes` bytes were right.
     `missed_records` records did not exist, or were damaged.
@@ -350,8 +351,8 @@ class RecordReader:
                 self._answer(request, {})
 
     def _pause(self, request: ReadRequest, is_early: bool) -> None:
-        """Pause reading for a minute, because a request took too long. A store that is still being opened is
-        not slow: its index may be made anew, after a crash.
+        """Pause reading for a minute, because a request took too long: both threads may notice that. A store that is
+        still being opened is not slow: its index may be made anew, after a crash.
         """
         if is_early:
             self._has_missed_opening = True

@@ -22,7 +22,7 @@ from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.segments import Record, check_record, parse_header, printable_name, write_records
 from cortexmlx.disk.store import SEGMENT_BYTES
 from cortexmlx.disk.tier import STATE, model_identity, piece_key
-from cortexmlx.errors import PrefixRefused
+from cortexmlx.errors import InvalidRequest, PrefixRefused
 from cortexmlx.kv.prefix import AdapterSalt, Key, PrefixCache
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.system.files import write_atomically
@@ -168,8 +168,11 @@ def import_prefix(
     """Write the keys and values of a file into a store, for prompts of `client`, and keep the prefix under its name, or
     `name`. Return it. What was written before an error stays, and is right. `check` raises for what is not wanted.
 
-    Raises PrefixRefused for a file that is damaged, or larger than the store, OSError if the store takes no more.
+    Raises PrefixRefused for a file that is damaged, or larger than the store, InvalidRequest for an empty name, OSError
+    if the store takes no more.
     """
+    if name == "":
+        raise InvalidRequest("the name is empty: give one, or leave it out for the name in the file", field="name")
     with _open_archive(path) as archive:
         manifest = archive.getinfo(_MANIFEST)
         if manifest.file_size > _MAX_MANIFEST:

@@ -21,7 +21,7 @@ from cortexmlx.core.engine_model import (
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.distributed.group import HostGroup, Part, align_groups, common_capacity, join_groups
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
-from cortexmlx.execution.boundary import AdapterTables, Runner
+from cortexmlx.execution.boundary import AdapterSet, Runner
 from cortexmlx.execution.execution_modes import begin_paged_arena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
@@ -186,7 +186,7 @@ class HostedModel:
         """Continue with the workers that `restart_workers` started: `runner` is another one, without an arena."""
         self.runner = self._reopened_runner
 
-    def adapter_tables(self) -> AdapterTables:
+    def adapter_set(self) -> AdapterSet:
         """Raise AdapterRefused: workers cannot serve adapters per request."""
         raise AdapterRefused(
             "with hosts no adapters are served per request: open the engine without hosts, or with one adapter "

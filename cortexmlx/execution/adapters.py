@@ -174,7 +174,7 @@ class ServedAdapters:
         )
         group.append(number, adapter)
         for module in group.modules:
-            module.add_adapter = _LayerHook(self, id(module))
+            module.adapter_hook = _LayerHook(self, id(module))
         self._groups[key] = group
         self._forget_route()
 
@@ -202,7 +202,7 @@ class ServedAdapters:
         self.forget()
         self._groups.clear()
         for module in self._modules.values():
-            vars(module).pop("add_adapter", None)
+            vars(module).pop("adapter_hook", None)
         self._modules.clear()
 
     def _forget_route(self) -> None:
@@ -301,11 +301,11 @@ _ALL, _PICKED = 3, (0, 2)
 
 @cache
 def make_adapted_class(kind: type[Any]) -> type[Any]:
-    """Return a subclass of the module class `kind` whose output goes through the module's own `add_adapter`."""
+    """Return a subclass of the module class `kind` whose output goes through the module's own `adapter_hook`."""
     original_call = kind.__call__
 
     def call(module: Any, x: mx.array) -> Any:
-        return module.add_adapter(x, original_call(module, x))
+        return module.adapter_hook(x, original_call(module, x))
 
     return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
 

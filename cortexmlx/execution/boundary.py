@@ -177,7 +177,7 @@ class Runner(Protocol):
         """Free everything, the model included. The runner cannot be used afterwards. Safe to call again."""
 
 
-class AdapterTables(Protocol):
+class AdapterSet(Protocol):
     """The loaded adapters of a model. Plans name them by number."""
 
     @property

@@ -37,8 +37,8 @@ class SightBytes:
 
 
 def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool) -> SightBytes | None:
-    """Return what seeing takes for the model in `folder`, with the tower that an engine reads; None if there is none.
-    No weights are read.
+    """Return the memory that seeing images takes for the model in `folder`, with the tower as an engine loads it; None
+    if the model does not see. No weights are read.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     evaluating = towers.EVALUATE.set(lambda arrays: None)

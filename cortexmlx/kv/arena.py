@@ -224,8 +224,8 @@ class KVArena:
         self._slabs.clear()
 
     def _resize_slabs(self, blocks: Sequence[int]) -> None:
-        """Resize every slab of another size to `blocks` blocks, and keep the content of the first ones. An attempt
-        that failed may have left slabs of different sizes.
+        """Give every slab the size of `blocks` blocks, and keep the content of its first blocks. A failed attempt may
+        have left slabs of different sizes.
 
         MLX's cache is cleared first each time. It has the slab of the layer before, and buffers of other sizes. MLX
         copies an array at a write if its buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives

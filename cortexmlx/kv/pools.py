@@ -491,7 +491,7 @@ class BlockPool:
         self.make_evictable(block, self.sources.pop(block))
 
     def _enqueue(self, block: int, queue: OrderedDict[int, PrefixEntry]) -> None:
-        """Queue an unowned cached block for eviction, in `queue` or in that of pinned, transient or needed entries."""
+        """Queue an unowned cached block for eviction: in `queue`, unless it is pinned, transient or needed."""
         if block in self.sources:
             return
         entry = self.cached[block]

@@ -178,7 +178,7 @@ _MAX_COMPARED_CHILDREN = 16
 
 def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -> Iterator[PrefixMatch]:
     """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
-    tokens after the full blocks of the match: at most a block, and at most as many as may come from the cache.
+    tokens after the full blocks of the match that may come from the cache: at most a block.
     """
     candidates = [
         (position, e)

@@ -41,7 +41,9 @@ class WeightsHash:
         self._files = FileHash(files, self._open_cache)
 
     def hold_arrays(self, model: Any) -> None:
-        """Remember where the model's arrays are. Each is kept alive, so writing into it makes a new array elsewhere."""
+        """Note the memory address of each of the model's arrays, and keep the array alive: writing into it then makes a
+        new one elsewhere.
+        """
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
         self._held_arrays = {name: _locate_array(array) for name, array in arrays}
 

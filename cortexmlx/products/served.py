@@ -110,7 +110,7 @@ class QuantizedProducts:
             self._in_step = False
 
     def modules(self, dtype: str) -> dict[ProductShape, list[nn.Module]]:
-        """Return the installed modules, by their product's shape with rows of `dtype`."""
+        """Return the installed modules by the shape of their product with inputs of `dtype`."""
         modules_by_shape: dict[ProductShape, list[nn.Module]] = {}
         for module, _ in self._modules:
             if (shape := module.product.shape_for(dtype)) is not None:
@@ -118,7 +118,7 @@ class QuantizedProducts:
         return modules_by_shape
 
     def compute(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
-        """Compute a module's product by our kernel. `experts` has one for each row if the shape has any."""
+        """Compute a module's product by our kernel. `experts` has the expert of each row, if the shape has experts."""
         if shape.experts is None:
             return self.kernel(shape, x, _get_weights(module))
         return self.kernel.multiply_experts(shape, x, _get_weights(module), experts)

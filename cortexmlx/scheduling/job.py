@@ -212,7 +212,7 @@ class Job:
             return False
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
-    def preempt(self) -> int:
+    def lose_row(self) -> int:
         """Note that its row and blocks are gone, for any reason. Drop what `keep` drops; return how many tokens."""
         self.state = RequestState.PREEMPTED
         self.generation += 1

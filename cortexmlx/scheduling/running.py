@@ -167,7 +167,7 @@ class RunningSet:
         return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling)
 
     def _blocks_needed(self, job: Job, match: PrefixMatch | None) -> list[int]:
-        """Return how many blocks of each group a job needs, with one more for every row."""
+        """Return how many blocks of each group a job needs, and one more for each running row, since rows grow."""
         return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:

@@ -167,8 +167,8 @@ class Scheduler:
         """End a job in whatever state it is. Unknown jobs are ignored. The last `surplus` tokens come after the end of
         the text, and are no part of the answer; what was computed for them may stay cached.
 
-        Its row is free at once. So are its blocks, except cached ones. If its newest tokens are worth caching, it keeps
-        all its blocks until the flush.
+        Its row is free at once. So are its blocks; those in the prefix cache stay there until they are evicted. If its
+        newest tokens are worth caching, the job keeps all its blocks until the flush.
         """
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -516,7 +516,7 @@ class Scheduler:
         self._running_set.release_row(job)
         self._admission.release_claims(job)
         self._running_set.release_blocks(job) if is_trusted else self.cache.free(job.id)
-        self.dropped_tokens += job.preempt()
+        self.dropped_tokens += job.lose_row()
         job.keys = self._running_set.compute_job_keys(job)
         self._admission.enqueue(job)
 

@@ -393,8 +393,9 @@ def with_error_replies(answer: RequestHandler) -> RequestHandler:
 
 
 def error_for_client(error: BaseException) -> CortexError | None:
-    """Convert any exception into the error to tell the client; None if nobody listens any more. A task is cancelled
-    when the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries,
+    """Convert any exception into the error to tell the client; None if the exception ends this process or a
+    generator. A CancelledError is taken for the end of the server: who is cancelled since its client has gone tells
+    nobody. Bugs are logged, and so are panics of libraries,
     which are no subclass of Exception. The result has no traceback, whose frames would keep the body of the
     request.
     """

@@ -72,7 +72,8 @@ class AccessControl:
         """Return why a request is refused as one of a foreign host or web page; empty if it is allowed."""
         host = _host_name(headers.get("host", ""))
         names = self._settings.hosts
-        if not self._settings.keys and host not in names and "*" not in names:
+        # Only HTTP/1.0 may leave the header out, as load balancers do. The pages of a browser cannot.
+        if not self._settings.keys and "host" in headers and host not in names and "*" not in names:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
         if origin is None or self._allows_origin(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""

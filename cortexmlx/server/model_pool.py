@@ -366,7 +366,7 @@ class _PoolWait:
         return self._lease is not None or self.error is not None
 
     def lease(self) -> ModelLease:
-        """Return the lease, or raise CannotLoad or EngineClosed."""
+        """Return the lease that was granted. Raises CannotLoad or EngineClosed if the request failed."""
         if self.error is not None:
             raise self.error
         assert self._lease is not None

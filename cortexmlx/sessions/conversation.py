@@ -20,7 +20,7 @@ from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import accept_variables
-from cortexmlx.sessions.host import ConversationEngine, Params, Question
+from cortexmlx.sessions.conversation_engine import ConversationEngine, Params, Question
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.saved import (
     SavedConversation,
@@ -70,7 +70,7 @@ class Conversation:
 
     def __init__(
         self,
-        host: ConversationEngine,
+        engine: ConversationEngine,
         reader: SharedTokenizer,
         *,
         system: str | None = None,
@@ -84,7 +84,7 @@ class Conversation:
         self.params = params or SamplingParams()
         self.template_vars = checked_vars(template_vars)
         self.notes: tuple[str, ...] = ()
-        self._host = host
+        self._engine = engine
         self._reader = reader
         self._client = client
         self.adapter = adapter
@@ -116,7 +116,7 @@ class Conversation:
     @property
     def context_left(self) -> int:
         """How many tokens are left for further messages, within one request of this engine."""
-        return max(0, self._host.longest_request - self.tokens)
+        return max(0, self._engine.longest_request - self.tokens)
 
     def count(self, question: Question | None = None) -> int:
         """Return how many tokens the prompt for `question` has (None: for the last one). Raises InvalidRequest."""
@@ -128,7 +128,7 @@ class Conversation:
         `messages`, and `unsent` counts them. Return how many messages this call leaves out. The system prompt is always
         sent.
         """
-        messages, longest_request = self._with_question(question), self._host.longest_request
+        messages, longest_request = self._with_question(question), self._engine.longest_request
 
         def tokens(begin: int) -> int:
             return len(self._begin_turn(messages, begin).prompt)
@@ -252,9 +252,9 @@ class Conversation:
         another `engine`, `notes` list the settings that do not apply to its model: token ids, and variables that its
         chat template does not read.
         """
-        host = self._host if engine is None else engine
-        settings = settings_for_model(self._host.info, host.info, self.params, self.template_vars)
-        conversation: Conversation = host.conversation(
+        engine = self._engine if engine is None else engine
+        settings = settings_for_model(self._engine.info, engine.info, self.params, self.template_vars)
+        conversation: Conversation = engine.conversation(
             system=self.system,
             messages=self._messages,
             params=settings.params,
@@ -263,9 +263,9 @@ class Conversation:
             adapter=self.adapter,
         )
         conversation.notes = settings.notes
-        if host.info.identity == self._host.info.identity:
+        if engine.info.identity == self._engine.info.identity:
             conversation._transcript = self._transcript
-        if host is self._host:
+        if engine is self._engine:
             conversation.unsent = self.unsent
         return conversation
 
@@ -285,7 +285,7 @@ class Conversation:
         """Write everything but logits processors and tools, which are functions, to one JSON file, atomically,
         readable by this user only. A line stands for each image. Raises ConversationFileError.
         """
-        info = self._host.info
+        info = self._engine.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
         main_fields = model, self.system, self._messages, checked_params(self.params), self._transcript
         saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unsent, self.adapter)
@@ -307,7 +307,7 @@ class Conversation:
             self._replace_messages(messages, unsent=0)
             self._transcript, self.notes = Transcript(), ()
             return
-        saved_conversation, info = SavedConversation.read(path), self._host.info
+        saved_conversation, info = SavedConversation.read(path), self._engine.info
         is_same_model = saved_conversation.model.identity == info.identity
         largest_token = (
             max(saved_conversation.transcript.tokens, default=0) if saved_conversation.transcript is not None else 0
@@ -327,7 +327,7 @@ class Conversation:
 
     def markdown(self) -> str:
         """Return all messages as Markdown: a heading for each, and its text unchanged."""
-        return conversation_markdown(self._host.info.name, self._with_system(self._messages))
+        return conversation_markdown(self._engine.info.name, self._with_system(self._messages))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -386,8 +386,8 @@ class Conversation:
 
     def _begin_turn(self, messages: tuple[Message, ...], unsent: int | None = None, params: Params = None) -> Turn:
         """Render and tokenize a turn for `messages` without the first `unsent` (None: as many as are not sent now)."""
-        if not self._host.info.chat_template:
-            raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
+        if not self._engine.info.chat_template:
+            raise InvalidRequest(f"{self._engine.info.name} has no chat template, so it cannot hold a conversation")
         sent_messages = messages[self.unsent if unsent is None else unsent :]
         calls = make_calls(self._reader, params or self.params)
         return begin_turn(
@@ -404,7 +404,7 @@ class Conversation:
         turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)
-        submit = partial(self._host.submit, turn.prompt, params, timeout=timeout)
+        submit = partial(self._engine.submit, turn.prompt, params, timeout=timeout)
 
         def start(listener: Listener | None) -> StartedTurn:
             handle = submit(listener=listener, client=self._client, adapter=self.adapter)

@@ -226,7 +226,8 @@ class TimeLedger:
             self._record_decode(rows, min(max(expected, least), seconds / steps), head_ran)
 
     def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
-        """Record the switch's cost, as decode steps run ahead again. Charge the newest step's `drafting_seconds`."""
+        """Record what the switch to verifying steps and back cost, once decode steps run ahead again. Charge the newest
+        step's `drafting_seconds`."""
         if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
             self.loss_budget.add(-drafting_seconds / self.costs.unit / decode_time * rows)
         if self._in_excursion and self._includes_switch and self._speed_is_confirmed:

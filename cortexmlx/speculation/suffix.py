@@ -364,7 +364,7 @@ class ClientTexts:
         return next((text for text in self.texts.values() if not text.is_live), None)
 
     def _add_branch(self, text: RowText) -> None:
-        """Let others find a text where it branches off its parent."""
+        """Register the token at which a text branches off its parent, so that a search of the tree finds the text."""
         text.key = (text.parent, text.branch, text.tokens[text.branch - text.start])
         self._branches.setdefault(text.key, text.number)
 

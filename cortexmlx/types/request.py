@@ -99,7 +99,7 @@ class QueuedRequest:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of a request."""
+    """Token counts of an answer and its prompt."""
 
     prompt_tokens: int
     completion_tokens: int

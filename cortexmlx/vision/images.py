@@ -438,8 +438,8 @@ class _Gemma4:
 
 
 class _Gemma3:
-    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images;
-    transformers does so on demand.
+    """Gemma 3: every image becomes a square of the same size, with the same number of tokens. No crops
+    of wide images are made, as transformers does on demand.
     """
 
     merge = 1

@@ -22,7 +22,7 @@ from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.segments import Record, write_records
 from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, find_prefix, import_prefix, list_prefixes
 from cortexmlx.disk.tier import model_identity
-from cortexmlx.errors import PrefixRefused
+from cortexmlx.errors import InvalidRequest, PrefixRefused
 from support.store.records import opened
 
 PREFIX = StoredPrefix(
@@ -182,6 +182,8 @@ def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:
         archive.writestr("prefix.json", b"{}" + b" " * 1000)
     with pytest.raises(PrefixRefused, match="compressed"):
         import_prefix(store, tmp_path / "file")
+    with pytest.raises(InvalidRequest, match="name is empty"):
+        import_prefix(store, tmp_path / "file", "")
     with pytest.raises(PrefixRefused, match="there is no file"):
         import_prefix(store, tmp_path / "none")
 

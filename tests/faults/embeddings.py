@@ -203,8 +203,8 @@ FAULTS = (
     Fault(
         "sums of an older row count",
         REQUESTS,
-        "answer.job.generation == segment.generation:\n                answer.of_request.add_pooled",
-        "answer.job.id:\n                answer.of_request.add_pooled",
+        "answer.job.generation == segment.generation:\n                answer.group.add_pooled",
+        "answer.job.id:\n                answer.group.add_pooled",
     ),
     Fault(
         "only the last piece counts",

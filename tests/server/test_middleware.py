@@ -41,6 +41,9 @@ def test_only_names_of_this_machine_are_served_without_keys(ask: Any) -> None:
     http = ask()
     for host in ("localhost", "localhost:1234", "127.0.0.1:8000", "[::1]:8000"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
+    check = http.build_request("GET", "/v1/models")
+    del check.headers["host"]
+    assert http.send(check).status_code == 200, "a load balancer's, in HTTP/1.0"
     foreign = "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil.example"
     for host in (*foreign, "[evil]", ""):
         for path in ("/", "/live", "/metrics", "/v1/models"):

@@ -45,15 +45,15 @@ def switch_model(chat: ChatSession, argument: str, console: Console) -> None:
     """/model: list the models on this machine, or switch to another one."""
     if not argument:
         for each in list_models():
-            marker = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
+            marker = "*" if chat.replaceable is not None and str(chat.replaceable.config.model) == each.name else " "
             print_rows(console, [(f" {marker}", f"{each.name}  {format_bytes(each.size)}")], 3)
         answers = f"{chat.engine.info.name} answers; /model NAME switches to another"
         return print_indented(console, answers if chat.has_model else chat.no_model_advice)
-    if chat.host is None:
+    if chat.replaceable is None:
         raise InvalidRequest("this chat cannot change its model")
-    if argument == str(chat.host.config.model) and chat.has_model:
+    if argument == str(chat.replaceable.config.model) and chat.has_model:
         return print_indented(console, f"{argument} answers already")
-    chat.switch_engine(replace(chat.host.config, model=argument, adapter=None, adapters=None, draft=None))
+    chat.switch_engine(replace(chat.replaceable.config, model=argument, adapter=None, adapters=None, draft=None))
     chat.conversation.adapter = None
     info = chat.engine.info
     count = len(chat.conversation.messages)
@@ -79,8 +79,10 @@ def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
     if loads:
         folder = os.path.abspath(os.path.expanduser(folder))
         info = chat.engine.load_adapter(name, folder)
-        if chat.host is not None:  # so that it is there after /set, too
-            chat.host.config = replace(chat.host.config, adapters={**(chat.host.config.adapters or {}), name: folder})
+        if chat.replaceable is not None:  # so that it is there after /set, too
+            chat.replaceable.config = replace(
+                chat.replaceable.config, adapters={**(chat.replaceable.config.adapters or {}), name: folder}
+            )
         print_indented(console, f"loaded {name}: rank {info.rank}, {format_bytes(info.bytes)}")
     elif name != NO_ADAPTER and name not in adapter_names:
         name_list = ", ".join(adapter_names) or "none"

@@ -97,7 +97,7 @@ def change_setting(chat: ChatSession, argument: str, console: Console) -> None:
     name, value = NAMES_WITH_VALUE.get(name, (OTHER_NAMES.get(name, name), value))
     if not name:
         _print_variables(chat, console)
-        return _print_settings(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
+        return _print_settings(chat, console, [*SAMPLING, *(ENGINE if chat.replaceable is not None else ())])
     if (variable := THINKING if name == "think" else name) in (THINKING, *chat.engine.info.template_vars):
         _set_template_variable(chat, variable, value or ("on" if name == "think" else ""))
         return _print_variables(chat, console)
@@ -166,7 +166,7 @@ def _print_row(console: Console, label: str, meaning: str) -> None:
 def _engine_value(chat: ChatSession, name: str) -> object:
     if name == "kv_memory":
         return format_bytes(chat.engine.stats().kv_bytes_limit)
-    return None if chat.host is None else getattr(chat.host.config, name)
+    return None if chat.replaceable is None else getattr(chat.replaceable.config, name)
 
 
 def _unknown_setting_error(name: str) -> str:
@@ -224,7 +224,7 @@ def _parse_number(name: str, value: str, *, is_whole: bool) -> float:
 
 def _reopen_engine(chat: ChatSession, name: str, value: str, console: Console) -> None:
     """Open the engine again with a changed option."""
-    if chat.host is None:
+    if chat.replaceable is None:
         raise InvalidRequest(f"this chat cannot change {name}")
     changes: dict[str, Any] = {name: None}
     if value != "none":
@@ -233,6 +233,6 @@ def _reopen_engine(chat: ChatSession, name: str, value: str, console: Console) -
         changes["keep_first"] = None
     if name == "kv_bits" and value == "none":
         changes["kv_group_size"] = None
-    config: EngineConfig = replace(chat.host.config, **changes)
+    config: EngineConfig = replace(chat.replaceable.config, **changes)
     print_indented(console, "the model is loaded again with this setting; the chat continues")
     chat.switch_engine(config)

@@ -1,4 +1,5 @@
-"""Put an adapter's numbers into a loaded model, through mlx-lm's own layers.
+"""The adapter of a whole engine (`Engine(adapter=...)`): its numbers become a part of the loaded model, through
+mlx-lm's own layers. Adapters of single requests are read by `low_rank.py`.
 
 mlx-lm refuses numbers that have no place in the model, but accepts places without numbers: a layer whose `lora_a` is
 missing computes with random ones. Here names must match in both directions, and nothing is computed before that is

@@ -72,6 +72,7 @@ def read_conversation(fields: Mapping[str, Any], seal: Seal | None, images: Imag
     system_messages = [{"role": "system", "content": "\n".join(system)}] if any(system) else []
     turns.check_last_turn(len(messages) - 1)
     paths = ["system"] * len(system_messages) + turns.paths
+    # The converted messages are read as OpenAI's are: repaired for the template, and their images read again.
     return read_messages(system_messages + turns.messages, paths, images)
 
 

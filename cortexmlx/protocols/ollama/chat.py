@@ -266,7 +266,7 @@ class AnswerLines(ABC):
         }
 
     def _durations(self, seconds: float) -> Body:
-        """Return the durations of a request, in nanoseconds: all, and the wait for the model."""
+        """Return the total duration of a request and its wait for the model, in nanoseconds."""
         load = self._info.load_seconds
         return {"total_duration": _nanoseconds(load + seconds), "load_duration": _nanoseconds(load)}
 

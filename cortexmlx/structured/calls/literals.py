@@ -182,7 +182,7 @@ class Braces(_LiteralFormat):
             reader.end_calls()
 
     def _quoted_to_json(self, quote: str, token: str) -> str:
-        """See `_LiteralFormat`."""
+        """Convert a string of Gemma's to a JSON string, as `_LiteralFormat._quoted_to_json` asks."""
         return token if quote == '"' else to_json_text(token[len(quote) : -len(quote)])
 
 

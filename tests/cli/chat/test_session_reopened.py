@@ -37,9 +37,11 @@ class Typed(PlainInput):
         return self.lines.pop(0) if self.lines else None
 
 
-def chat_of(host: ReplaceableEngine, told: list[str]) -> ChatSession:
-    talk = host.engine.conversation()
-    return ChatSession(host.engine, lambda reply: PlainTextView(), talk, host=host, note=told.append)
+def chat_of(replaceable: ReplaceableEngine, told: list[str]) -> ChatSession:
+    talk = replaceable.engine.conversation()
+    return ChatSession(
+        replaceable.engine, lambda reply: PlainTextView(), talk, replaceable=replaceable, note=told.append
+    )
 
 
 @pytest.fixture
@@ -51,15 +53,15 @@ def told() -> list[str]:
 @pytest.fixture
 def hosted(fakes: Fakes, told: list[str]) -> Iterator[ChatSession]:
     """A chat with fake engines and two adapters."""
-    with ReplaceableEngine(EngineConfig("fake", adapters={"sql": "one", "poem": "two"})) as host:
-        yield chat_of(host, told)
+    with ReplaceableEngine(EngineConfig("fake", adapters={"sql": "one", "poem": "two"})) as replaceable:
+        yield chat_of(replaceable, told)
 
 
 def gone(session: ChatSession, name: str) -> None:
     """Remove the folder of an adapter that the engine has in memory."""
-    assert session.host is not None
-    there = session.host.config.adapters or {}
-    session.host.config = replace(session.host.config, adapters={**there, name: f"missing {name}"})
+    assert session.replaceable is not None
+    there = session.replaceable.config.adapters or {}
+    session.replaceable.config = replace(session.replaceable.config, adapters={**there, name: f"missing {name}"})
 
 
 def fails_to_open(fakes: Fakes, monkeypatch: pytest.MonkeyPatch, refused: Callable[[EngineConfig], bool]) -> None:
@@ -154,8 +156,8 @@ def test_files_that_are_damaged_meanwhile_end_no_chat(
         for file in path.glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-100])
 
-    with ReplaceableEngine(EngineConfig(folder, kv_memory="256KB")) as host:
-        session = chat_of(host, told)
+    with ReplaceableEngine(EngineConfig(folder, kv_memory="256KB")) as replaceable:
+        session = chat_of(replaceable, told)
         session.params = replace(session.params, max_tokens=2)
         run_command(f"/adapter sql={adapter}", session, screen)
         session.ask(Question("one"))
@@ -184,11 +186,11 @@ def test_an_only_adapter_and_a_draft_model_are_looked_at_first(option: str, tiny
     else:
         write_adapter(there, tiny("llama"))
     options: dict[str, Any] = {option: there}
-    with ReplaceableEngine(EngineConfig(tiny("llama"), kv_memory="256KB", **options)) as host:
+    with ReplaceableEngine(EngineConfig(tiny("llama"), kv_memory="256KB", **options)) as replaceable:
         shutil.rmtree(there)
         with pytest.raises(CortexError, match="there"):
-            host.check(replace(host.config, kv_memory="300KB"))
-        assert host.is_open and host.engine.generate([1], max_tokens=1)
+            replaceable.check(replace(replaceable.config, kv_memory="300KB"))
+        assert replaceable.is_open and replaceable.engine.generate([1], max_tokens=1)
 
 
 def test_who_gives_up_when_nothing_can_be_opened_is_told(

@@ -30,7 +30,7 @@ def test_the_size_of_a_linear_layer_does_not_depend_on_its_bits() -> None:
 
 def test_modules_ask_only_in_the_context_and_are_what_they_were_after_it() -> None:
     layer, x = nn.Linear(4, 5), mx.ones((2, 4))
-    layer.add_adapter = lambda x, out: out + 1
+    layer.adapter_hook = lambda x, out: out + 1
     before = layer(x)
     with swap_classes([layer]):
         assert isinstance(layer, nn.Linear) and type(layer) is make_adapted_class(nn.Linear)
@@ -77,7 +77,7 @@ def test_nothing_is_left_in_the_modules(tiny: Any) -> None:
     assert isinstance(runner, ModelRunner)
     modules = linear_layers(runner.model)
     find_unsupported_layers(modules, runner.adapters._lazy_pass)
-    assert not any("add_adapter" in vars(module) or type(module) is not nn.Linear for module in modules.values())
+    assert not any("adapter_hook" in vars(module) or type(module) is not nn.Linear for module in modules.values())
     driver.core.release()
 
 

@@ -28,7 +28,7 @@ from support.models.tiny import write_tiny
 def served(tiny: Any) -> Iterator[ServedAdapters]:
     driver = Driver(tiny("llama"))
     assert isinstance(driver.core.runner, ModelRunner)
-    found = driver.core.model.adapter_tables()
+    found = driver.core.model.adapter_set()
     assert isinstance(found, ServedAdapters)
     yield found
     driver.core.release()
@@ -253,5 +253,5 @@ def test_closing_leaves_the_model_as_it_was(served: ServedAdapters, tiny: Any, t
     served.add(1, written(tmp_path / "a", tiny))
     served.close()
     assert served.nbytes == 0
-    assert not any("add_adapter" in vars(module) for _, module in served._model.named_modules())
+    assert not any("adapter_hook" in vars(module) for _, module in served._model.named_modules())
     assert type(served._model.model.layers[1].self_attn.q_proj) is nn.Linear

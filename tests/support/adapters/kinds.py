@@ -113,7 +113,7 @@ def _keys(root: Path, model: Path) -> list[str]:
     linear = (nn.Linear, nn.QuantizedLinear)
     keys = sorted({k for layer in network.layers for k, m in layer.named_modules() if isinstance(m, linear)})
     driver = Driver(model)
-    tables = driver.core.model.adapter_tables()
+    tables = driver.core.model.adapter_set()
     fit = []
     for number, key in enumerate(keys):
         adapter = content(write_adapter(root / str(number), model, keys=(key,), num_layers=9))

@@ -66,7 +66,7 @@ class MixedTrial(Trial):
         rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1], job.position_shift) for job in jobs]
         query = HeadQuery(rows, dice.randint(1, 6), core.scheduler.locate_rows(jobs))
         for job, proposed in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
-            first = wanted[self._numbers[core.requests.answers[job.id].of_request.handle.id]]
+            first = wanted[self._numbers[core.requests.answers[job.id].group.handle.id]]
             whole = (first, *first.others)[core.requests.answers[job.id].index].token_ids
             tokens = list(proposed)
             for place, right in enumerate(whole[job.num_generated :][: len(tokens)]):

@@ -142,7 +142,7 @@ class Trial:
             answer = core.requests.answers.get(job.id)
             if answer is None or self.dice.random() < 0.2:
                 continue
-            first = wanted[self._numbers[answer.of_request.handle.id]]
+            first = wanted[self._numbers[answer.group.handle.id]]
             whole = (first, *first.others)[answer.index].token_ids
             guess = GUESSES[(job.id if self.dice.random() < 0.8 else self.dice.randrange(99)) % len(GUESSES)]
             core.scheduler.set_drafts(job.id, guess(self.dice, whole, job.num_generated, core.info.vocab_size))

@@ -27,7 +27,7 @@ from support.cli.cli_fakes import Fakes
 def hosted(fakes: Fakes, session: ChatSession) -> Iterator[ChatSession]:
     """A chat whose engine can be exchanged."""
     with ReplaceableEngine(EngineConfig("fake", adapter="mine", keep_last=500)) as host:
-        session.host, session.engine = host, host.engine
+        session.replaceable, session.engine = host, host.engine
         session.conversation = host.engine.conversation(system="S")
         yield session
 
@@ -165,8 +165,8 @@ def test_adapters_are_listed_chosen_and_loaded(fakes: Fakes, session: ChatSessio
 def test_an_adapter_stays_with_its_model(fakes: Fakes, hosted: ChatSession, screen: Console) -> None:
     folder = str(Path("folder").absolute())
     run_command("/adapter sql=folder", hosted, screen)
-    assert hosted.host is not None and hosted.host.config.adapters == {"sql": folder}
-    hosted.switch_engine(replace(hosted.host.config, keep_last=400))
+    assert hosted.replaceable is not None and hosted.replaceable.config.adapters == {"sql": folder}
+    hosted.switch_engine(replace(hosted.replaceable.config, keep_last=400))
     assert hosted.conversation.adapter == "sql" and fakes.engine.options.adapters == {"sql": folder}
     run_command("/model org/other", hosted, screen)
     assert hosted.conversation.adapter is None and fakes.engine.options.adapters is None

@@ -118,7 +118,7 @@ def test_more_memory_takes_another_engine_and_the_chat_goes_on(
 ) -> None:
     with ReplaceableEngine(EngineConfig("fake")) as host:
         engine: Any = host.engine
-        session.host, session.engine, session.conversation = host, engine, engine.conversation(system="S")
+        session.replaceable, session.engine, session.conversation = host, engine, engine.conversation(system="S")
         session.conversation.ask("one")
         run_command("/set kv_memory 4GB", session, screen)
         assert engine.closed and session.engine is fakes.engine and not fakes.engine.closed
