@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.prompts import check_variables, lost_calls_note, make_prompt, prepare_prompt
+from cortexmlx.cli.prompts import check_variables, lost_calls_note, prepare_prompt
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
@@ -23,21 +23,6 @@ def engine(**info: Any) -> Any:
     made = FakeEngine(EngineConfig("fake"))
     made.info = replace(made.info, **info)
     return made
-
-
-def test_a_text_goes_through_the_template_unless_it_is_raw_or_there_is_none() -> None:
-    assert make_prompt(engine(), "hi", None, raw=False) == [USER]
-    assert make_prompt(engine(), "hi", "Be brief.", raw=False) == [{"role": "system", "content": "Be brief."}, USER]
-    assert make_prompt(engine(), "hi", None, raw=False, variables={"a": 1}) == ChatPrompt([USER], {"a": 1})
-    assert make_prompt(engine(), "hi", None, raw=True) == "hi"
-    assert make_prompt(engine(chat_template=False), "hi", None, raw=False) == "hi"
-
-
-def test_what_has_no_place_without_a_template_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="fake has no chat template, so there is nothing to set: a"):
-        make_prompt(engine(chat_template=False), "hi", None, raw=False, variables={"a": 1})
-    with pytest.raises(InvalidRequest, match="fake has no chat template, so --system has no place"):
-        make_prompt(engine(chat_template=False), "hi", "Be brief.", raw=False)
 
 
 def test_variables_are_looked_at_before_anything_depends_on_them() -> None:

@@ -64,19 +64,6 @@ def test_an_astream_that_was_never_started_asks_for_nothing(engine: Engine) -> N
     assert engine.stats().prompt_tokens == 0
 
 
-def test_a_cancelled_asyncio_task_cancels_its_request(engine: Engine) -> None:
-    async def collect() -> list[Any]:
-        return [event async for event in engine.astream(PROMPT, LONG)]
-
-    async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(collect(), 0.05)
-
-    hold_long_answers(engine)
-    asyncio.run(give_up())
-    finally_nothing_lost(engine)
-
-
 def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -> None:
     hold_long_answers(engine)
     loop = asyncio.new_event_loop()

@@ -43,10 +43,14 @@ def test_agenerate_raises_what_generate_raises(engine: Engine) -> None:
     asyncio.run(fail())
 
 
-def test_a_cancelled_task_cancels_its_request(engine: Engine) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_cancelled_task_cancels_its_request(engine: Engine, streams: bool) -> None:
+    async def collect() -> list[Any]:
+        return [event async for event in engine.astream(PROMPT, LONG)]
+
     async def give_up() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.agenerate(PROMPT, LONG), 0.05)
+            await asyncio.wait_for(collect() if streams else engine.agenerate(PROMPT, LONG), 0.05)
 
     hold_long_answers(engine)
     asyncio.run(give_up())

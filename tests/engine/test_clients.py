@@ -81,12 +81,6 @@ def test_a_client_that_is_no_text_is_refused_at_once(tiny: Any, client: Any) -> 
         engine.submit(tokens_of(20), client=client)
 
 
-def test_requests_of_no_client_share_as_ever(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
-    prompt = tokens_of(30, seed=5)
-    assert [cached(driver, prompt, None) for _ in range(2)] == [0, 29]
-
-
 @pytest.mark.parametrize("share", [False, True])
 def test_an_engine_shares_between_clients_only_if_asked(tiny: Any, share: bool) -> None:
     model: Path = tiny("llama")

@@ -78,17 +78,6 @@ def test_quantized_blocks_come_back_and_are_nobody_elses(bits: int, tmp_path: Pa
         assert driver.ask(LONG) == (right, 88)
 
 
-def test_a_request_that_is_not_to_be_cached_is_not_on_disk_either(tiny: Any, theirs: Any, tmp_path: Path) -> None:
-    with Stored(tiny("llama"), tmp_path) as driver:
-        driver.ask(LONG, cache=False)
-        driver.rest()
-        assert driver.counts.stored_blocks == 0
-        driver.ask(LONG)
-        driver.forget()
-        assert driver.ask(LONG, cache=False) == (theirs("llama", LONG, 10), 0)
-        assert driver.counts.read_blocks == 0
-
-
 def test_who_may_not_reuse_all_that_was_found_computes_it(tiny: Any, theirs: Any, tmp_path: Path) -> None:
     """A text that ends within what another one waits for, and one whose log-probabilities are asked for."""
     whole = LONG[:88]

@@ -133,16 +133,10 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     assert len({t[0] for t in first}) > 3
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-9, 1e-3])
-def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
-    logits = random_logits(20, 500)
-    rows = [row(SamplingParams(temperature=temperature, top_k=k), seed=s) for s, k in enumerate([0, 5] * 10)]
-    assert tokens(rows, logits) == logits.argmax(axis=1).tolist()
-
-
-def test_a_tiny_top_p_is_greedy() -> None:
-    logits = random_logits(20, 500)
-    rows = [row(SamplingParams(temperature=2.0, top_p=1e-300, top_k=k), seed=s) for s, k in enumerate([0, 5] * 10)]
+@pytest.mark.parametrize(("temperature", "top_p"), [(1e-300, 1.0), (1e-9, 1.0), (1e-3, 1.0), (2.0, 1e-300)])
+def test_a_tiny_temperature_and_a_tiny_top_p_are_greedy(temperature: float, top_p: float) -> None:
+    logits, asked = random_logits(20, 500), {"temperature": temperature, "top_p": top_p}
+    rows = [row(SamplingParams(**asked, top_k=k), seed=s) for s, k in enumerate([0, 5] * 10)]
     assert tokens(rows, logits) == logits.argmax(axis=1).tolist()
 
 

@@ -148,9 +148,12 @@ def test_what_a_wheel_has_imports_no_developers_part() -> None:
 
 
 def test_what_decides_and_what_others_formats_are_read_by_never_see_mlx() -> None:
-    """Every module of the folders can be imported where there is no mlx, nor what the command line draws with."""
+    """Every module of the folders, and those between a controller and its runners, can be imported where there is no
+    mlx, nor what the command line draws with.
+    """
     folders = ("cortexmlx.protocols.", "cortexmlx.scheduling.", "cortexmlx.speculation.")
-    names = [m for m in MODULES if m.startswith(folders)]
+    apart = ("distributed.remote_runner", "distributed.rank_server", "execution.boundary")
+    names = [m for m in MODULES if m.startswith(folders)] + [f"cortexmlx.{each}" for each in apart]
     assert len(names) > 6
     absent = ("mlx", "mlx.core", "typer", "rich", "prompt_toolkit")
     code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n" + "".join(f"import {n}\n" for n in names)

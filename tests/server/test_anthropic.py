@@ -12,7 +12,6 @@ import pytest
 from anthropic.types import Message, TextBlock, ToolUseBlock
 
 from cortexmlx import Engine, SamplingParams
-from support.engine.held import hold_long_answers
 from support.patience import PATIENCE
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -136,18 +135,3 @@ def test_every_reply_has_the_id_of_its_request(http: httpx.Client) -> None:
     assert names == [json.loads(line.removeprefix("data: "))["type"] for line in lines[1::2]]
     assert names[-1] == "message_stop"
     assert http.head("/").status_code == 200
-
-
-def test_a_quiet_stream_pings(serve: Any, engine: Engine) -> None:
-    let_go = hold_long_answers(engine, tokens=3)
-    try:
-        with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
-            body = {"max_tokens": 30, "messages": USER, "stream": True}
-            with http.stream("POST", "/v1/messages", json=body) as reply:
-                lines = reply.iter_lines()
-                assert next(line for line in lines if "ping" in line) == "event: ping"
-                assert next(lines) == 'data: {"type": "ping"}'
-                let_go()
-                assert [line for line in lines if line][-1] == 'data: {"type":"message_stop"}'
-    finally:
-        let_go()

@@ -175,12 +175,6 @@ def test_thoughts_can_be_switched_off(thinker: Engine, thinking: httpx.Client) -
     assert count(thinking={"type": "adaptive"}, output_config={"effort": "max"}) == on
 
 
-def test_a_model_without_thoughts_ignores_thinking(http: httpx.Client) -> None:
-    for asked in ({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}):
-        body = {"max_tokens": 2, "messages": USER, "thinking": asked, "output_config": {"effort": "low"}}
-        assert http.post("/v1/messages", json=body).status_code == 200
-
-
 def test_the_servers_own_defaults_make_one_answer(ask: Any) -> None:
     params = replace(SamplingParams(), n=2, logprobs=1)
     with ask(defaults=RequestDefaults(params)) as http:

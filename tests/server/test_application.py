@@ -197,4 +197,6 @@ def test_every_path_that_makes_tokens_counts_as_open(serve: Any) -> None:
         slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
         small = {path: {**body, "content": "a"} if path == "/tokenize" else body for path, body in TOO_LONG.items()}
         assert soon(lambda: http.post("/tokenize", json=small["/tokenize"]).status_code == 429)
-        assert {http.post(path, json=small[path]).status_code for path in small} == {429}
+        small |= {"/v1/embeddings": {"input": "a"}, "/v1/rerank": {"query": "a", "documents": ["a"]}}
+        late = [http.post(path, json=small[path]) for path in small]
+        assert {(reply.status_code, reply.headers["retry-after"]) for reply in late} == {(429, "1")}

@@ -90,15 +90,6 @@ def test_documents_are_ordered_by_the_engines_scores(url: Any) -> None:
     assert other.status_code == 400 and other.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_is_too_long_is_refused_or_cut_off(client: openai.OpenAI, url: Any) -> None:
-    most = url[1]["embedder"].info.embedding.max_tokens
-    long = "a long text " * most
-    with pytest.raises(openai.BadRequestError, match=str(most)):
-        client.embeddings.create(model="embedder", input=[long])
-    made = client.embeddings.create(model="embedder", input=[long], extra_body={"truncate": True})
-    assert made.usage.prompt_tokens == most
-
-
 def test_a_model_that_cannot_is_named_and_not_its_folder(client: openai.OpenAI, folders: tuple[Path, Path]) -> None:
     with pytest.raises(openai.BadRequestError, match="reranker") as told:
         client.embeddings.create(model="reranker", input="a")

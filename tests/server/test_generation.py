@@ -103,16 +103,24 @@ def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     assert soon(lambda: idle(engine))
 
 
-def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("path", "ping", "end"),
+    [
+        ("/v1/chat/completions", [": still here"], "data: [DONE]"),
+        ("/v1/messages", ["event: ping", 'data: {"type": "ping"}'], 'data: {"type":"message_stop"}'),
+    ],
+)
+def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine, path: str, ping: list[str], end: str) -> None:
     let_go = hold_long_answers(engine, tokens=3)
     try:
         with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
-            body = {**LONG, "max_tokens": 30, "stream": True}
-            with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            body = {"messages": LONG["messages"], "max_tokens": 30, "stream": True}
+            with http.stream("POST", path, json=body) as reply:
                 lines = reply.iter_lines()
-                assert next(line for line in lines if line.startswith(":")) == ": still here"
+                said = [next(lines) for _ in range(30)]
+                assert said[(at := said.index(ping[0])) : at + len(ping)] == ping
                 let_go()
-                assert [line for line in lines if line][-1] == "data: [DONE]"
+                assert [line for line in lines if line][-1] == end
     finally:
         let_go()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import zlib
@@ -10,12 +9,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
-from cortexmlx import Engine
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.server import ServerSettings, app
+from cortexmlx.server import ServerSettings
 from cortexmlx.server.settings import LoggedRequest
 from support.patience import PATIENCE, soon
 
@@ -90,20 +86,6 @@ def test_wrong_settings_are_refused() -> None:
     assert ServerSettings(origins=(*usual, "chrome-extension://abc")).origins[:6] == usual
 
 
-def test_mounted_in_another_application_it_is_the_same(engine: Engine) -> None:
-    whole = Starlette(routes=[Mount("/ai", app(engine, keys={"k": "a"}))])
-
-    async def ask() -> None:
-        transport = httpx.ASGITransport(app=whole)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            assert (await http.get("/ai/health")).status_code == 200
-            assert (await http.get("/ai/v1/models")).status_code == 401
-            reply = await http.post(f"/ai{CHAT}", json=BODY, headers={"x-api-key": "k"})
-            assert reply.status_code == 200 and reply.json()["choices"]
-
-    asyncio.run(ask())
-
-
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(ServerSettings(keys={"secret": "a"}))
 
@@ -128,16 +110,6 @@ def test_requests_are_logged(ask: Any) -> None:
     assert first is not None and second is not None and first.cached == 0 < second.cached
     assert first.prompt == second.prompt and 0 < first.answer <= 5
     assert seen[2].tokens is None and "sekret" not in repr(seen) and "secret" not in repr(seen)
-
-
-def test_a_client_that_goes_away_is_told_apart(serve: Any) -> None:
-    seen: list[LoggedRequest] = []
-    with httpx.Client(base_url=serve(log=seen.append), timeout=PATIENCE, trust_env=False) as http:
-        long: Any = {**SECRET, "max_tokens": 3000, "ignore_eos": True, "stream": True}
-        with http.stream("POST", "/v1/chat/completions", json=long) as reply:
-            next(reply.iter_lines())
-    assert soon(lambda: len(seen) == 1)
-    assert seen[0].status == 499
 
 
 # Paths as clients write them: without `/v1`, with it twice, with a slash too many; and compressed bodies.

@@ -62,11 +62,13 @@ def test_requests_show_in_the_metrics(http: httpx.Client) -> None:
 
 def test_a_client_that_goes_away_is_a_cancelled_answer(serve: Any) -> None:
     long: Any = {**BODY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    with httpx.Client(base_url=serve(), timeout=PATIENCE, trust_env=False) as http:
+    seen: list[LoggedRequest] = []
+    with httpx.Client(base_url=serve(log=seen.append), timeout=PATIENCE, trust_env=False) as http:
         with http.stream("POST", CHAT, json=long) as reply:
             next(reply.iter_lines())
         assert soon(lambda: metric(http, "requests_total", finish_reason="cancelled") == 1)
         assert soon(lambda: metric(http, "http_requests_total", path=CHAT, status="499") == 1)
+    assert (seen[0].path, seen[0].status) == (CHAT, 499)
 
 
 def test_one_timed_out_answer_is_an_error(ask: Any) -> None:
@@ -186,12 +188,14 @@ def test_mounted_in_another_application_paths_are_the_servers_own(engine: Engine
         assert (await http.get("/ai/", headers=HTML)).headers["content-type"].startswith("text/html")
         assert (await http.get("/ai/live")).status_code == 401
         assert (await http.get("/ai/live", headers={"x-api-key": "k"})).status_code == 200
+        reply = await http.post(f"/ai{CHAT}", json=BODY, headers={"x-api-key": "k"})
+        assert reply.status_code == 200 and reply.json()["choices"]
         text = (await http.get("/ai/metrics", headers={"x-api-key": "k"})).text
         assert 'cortexmlx_http_requests_total{path="/live",status="200"} 1.0' in text
         assert 'cortexmlx_http_requests_total{path="/",status="200"} 1.0' in text
 
     asynchronously(whole, watch)
-    assert [each.path for each in seen] == ["/ai/", "/ai/live", "/ai/metrics"]
+    assert [each.path for each in seen] == ["/ai/", "/ai/live", f"/ai{CHAT}", "/ai/metrics"]
 
 
 # What the page gets: totals for all, the map of blocks and the open requests for one client, and no texts.
