@@ -30,16 +30,16 @@ class AdapterLimits:
 
 
 class AdapterRegistry:
-    """The LoRA adapters that an engine has loaded, by name. `tables()` returns the model's adapter tables, or raises
+    """The LoRA adapters that an engine has loaded, by name. `make_adapter_set()` returns the model's, or raises
     AdapterRefused. Only the engine's thread may call its methods, with the `jobs` that have not ended; any thread
     may read `infos`.
     """
 
-    def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterSet]) -> None:
+    def __init__(self, limits: AdapterLimits, make_adapter_set: Callable[[], AdapterSet]) -> None:
         self.limits = limits
         self.infos: Mapping[str, AdapterInfo] = MappingProxyType({})
         """The adapters that can be asked for, by name. It is replaced as a whole."""
-        self._make_adapter_set = tables
+        self._make_adapter_set = make_adapter_set
         self._adapter_set: AdapterSet | None = None
         self._last_number = 0
         self._keys: dict[str, AdapterKey] = {}
@@ -76,21 +76,21 @@ class AdapterRegistry:
         MemoryRefused. Then nothing has changed.
         """
         self.free_unused(jobs)
-        tables = self._adapter_set = self._adapter_set or self._make_adapter_set()
-        tables.check(name, adapter)
+        adapters = self._adapter_set = self._adapter_set or self._make_adapter_set()
+        adapters.check(name, adapter)
         key = self._contents.get(adapter.digest)
         if key is None:
-            self._check_room(name, adapter, tables, jobs)
+            self._check_room(name, adapter, adapters, jobs)
             self._last_number += 1  # first: no number is given twice, wherever an exception lands
             key = AdapterKey(self._last_number, adapter.digest)
-            if isinstance(refusal := tables.add(key.number, adapter), Refusal):
+            if isinstance(refusal := adapters.add(key.number, adapter), Refusal):
                 raise MemoryRefused(f"the system gives no memory for the adapter {name!r}: {refusal.why}")
             self._contents[adapter.digest] = key
         info = AdapterInfo(
             name=name,
             rank=adapter.rank,
             targets=adapter.targets,
-            bytes=tables.bytes_of(adapter),
+            bytes=adapters.bytes_of(adapter),
             digest=adapter.digest.hex(),
             path=str(adapter.path),
             base=adapter.base,
@@ -155,7 +155,7 @@ class AdapterRegistry:
         """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
         return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
-    def _check_room(self, name: str, adapter: LowRankAdapter, tables: AdapterSet, jobs: Iterable[Job]) -> None:
+    def _check_room(self, name: str, adapter: LowRankAdapter, adapters: AdapterSet, jobs: Iterable[Job]) -> None:
         """Raise AdapterRefused if an adapter exceeds a limit, and MemoryRefused if the system has no memory for it."""
         limits = self.limits
         if adapter.rank > limits.rank:
@@ -172,17 +172,17 @@ class AdapterRegistry:
                 f"one{later_advice}, or "
                 "raise max_adapters."
             )
-        needed_bytes = tables.bytes_with(adapter)
+        needed_bytes = adapters.bytes_with(adapter)
         if needed_bytes > limits.bytes:
             replace_advice = f"{busy}, also by what {name!r} stands for until this is there: unload {name!r}"
             advice = replace_advice if frees_old else f"{busy}: unload one"
             raise AdapterRefused(
-                f"the adapter {name!r} ({adapter.path}) takes {needed_bytes - tables.nbytes} bytes, and "
-                f"{tables.nbytes} of {limits.bytes} are taken{advice}, or raise adapter_memory."
+                f"the adapter {name!r} ({adapter.path}) takes {needed_bytes - adapters.nbytes} bytes, and "
+                f"{adapters.nbytes} of {limits.bytes} are taken{advice}, or raise adapter_memory."
             )
-        if not can_allocate(2 * (needed_bytes - tables.nbytes)):  # a layer's table is copied when it grows
+        if not can_allocate(2 * (needed_bytes - adapters.nbytes)):  # a layer's table is copied when it grows
             raise MemoryRefused(
-                f"the system gives no {needed_bytes - tables.nbytes} bytes for the adapter {name!r}: free memory, or "
+                f"the system gives no {needed_bytes - adapters.nbytes} bytes for the adapter {name!r}: free memory, or "
                 "unload an adapter."
             )
 

@@ -100,7 +100,7 @@ class EngineModel(Protocol):
         """Drop everything but the weights, since an exception may have landed anywhere. `make_cache` must follow."""
 
     def adapter_set(self) -> AdapterSet:
-        """Return the adapters' tables, empty at first. Raises AdapterRefused if the model takes none per request."""
+        """Return the model's adapters, none at first. Raises AdapterRefused if the model takes none per request."""
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if this model cannot keep pinned texts."""
