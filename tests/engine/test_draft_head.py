@@ -22,6 +22,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
 
+from cortexmlx.execution.head_pass import RowKeys
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.models.draft_head import read_draft_head
 from cortexmlx.speculation.drafter import HeadDrafter, HeadQuery, TokenDraft
@@ -326,3 +327,15 @@ def test_a_head_whose_drafts_are_hardly_ever_right_is_switched_off(caplog: pytes
     assert not drafter.needs_drained_pipeline
     (record,) = caplog.records
     assert "51 of the 510 tokens" in record.getMessage() and "may be misread" in record.getMessage()
+
+
+def test_a_guess_leaves_the_rows_own_tail_as_it_was() -> None:
+    """It may be refused memory. Decoding goes on from that tail, and waits for nothing of the guess."""
+    own = tuple(mx.zeros((2, 1, 4, 8)) for _ in "kv")
+    memory: Any = SimpleNamespace(arena=SimpleNamespace(group_of={3: 0}, quantization=lambda layer: None))
+    step: Any = SimpleNamespace()
+    keys = RowKeys(memory, Mock(), [step], [step], {3: own}, 1, 4)
+    for column in (1, 2):
+        handle = keys.add(3, mx.ones((2, 1, 1, 8)), mx.ones((2, 1, 1, 8)))
+        assert handle.tail is not None and [int(array[:, :, column].sum()) for array in handle.tail] == [16, 16]
+    assert not any(array.any() for array in own) and handle.tail_tokens == 3
