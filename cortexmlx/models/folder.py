@@ -17,6 +17,7 @@ from cortexmlx.models.folder_config import (
     describe_missing_settings,
     foreign_quantization,
     note_unread_inputs,
+    older_rope_settings,
     read_config,
     read_eos_ids,
 )
@@ -140,6 +141,7 @@ def _build_model(
     _check_no_own_code(folder, config)
     utils = import_mlx_lm_utils()
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
+    options["model_config"] = older_rope_settings(config) | options.get("model_config", {})
     try:
         with translate_weight_errors(folder):
             model, _ = utils.load_model(_WithoutPatterns(folder), lazy=True, **options)

@@ -55,6 +55,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def older_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `rope_parameters` of transformers 5 says under its older names, unless config.json has these, too.
+    Most of mlx-lm's classes read only these, and take defaults without a word. A changed `text_config` is whole.
+    """
+    text, rope = config.get("text_config"), config.get("rope_parameters")
+    inner = older_rope_settings(text) if isinstance(text, Mapping) else {}
+    settings: dict[str, Any] = {"text_config": {**text, **inner}} if isinstance(text, Mapping) and inner else {}
+    if not isinstance(rope, Mapping):
+        return settings
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
+    if not isinstance(rope, Mapping):
+        return settings
+    names = ("rope_theta", "partial_rotary_factor")
+    values = {name: rope[name] for name in names if name in rope}
+    if isinstance(local, Mapping) and "rope_theta" in local:
+        values["rope_local_base_freq"] = local["rope_theta"]
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    values["rope_scaling"] = {"type": kind, **rope} if rope.keys() - {*names, "rope_type", "type"} else None
+    return settings | {name: value for name, value in values.items() if config.get(name) is None}
+
+
 def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
     """Return how the names of the draft head's tensors begin in a checkpoint with this config.json; None if no draft
     head of its model type is known. Converters put `language_model.`, `model.` or both before a name.

@@ -17,6 +17,7 @@ from cortexmlx.models import load_model
 from cortexmlx.models.folder_config import (
     foreign_quantization,
     note_unread_inputs,
+    older_rope_settings,
     read_config,
     read_recommended_sampling,
 )
@@ -222,6 +223,42 @@ def test_infinity_may_be_meant(tmp_path: Path) -> None:
 def test_an_unknown_way_of_rotating_is_refused_by_name(tmp_path: Path) -> None:
     scaling = {"type": "wonder", "factor": 2.0}
     fails(write_folder(tmp_path / "m", rope_scaling=scaling), ModelUnsupported, "RoPE type wonder")
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+FAR, NEAR = {"rope_theta": 500.0, "rope_type": "linear", "factor": 8.0}, {"rope_theta": 100.0, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now"),
+    [
+        ("llama", {"rope_theta": 500.0}, {"rope_theta": 500.0, "rope_type": "default"}),
+        (
+            "llama",
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
+            {"rope_theta": 5e5, "rope_type": "llama3"} | LLAMA3,
+        ),
+        (
+            "gemma3_text",
+            {"rope_theta": 500.0, "rope_local_base_freq": 100.0, "rope_scaling": {"type": "linear", "factor": 8.0}},
+            {"full_attention": FAR, "sliding_attention": NEAR},
+        ),
+    ],
+)
+def test_how_positions_are_rotated_is_read_as_transformers_5_writes_it(
+    tmp_path: Path, kind: str, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """mlx-lm reads `rope_parameters` in some classes only."""
+    from mlx_lm import load
+
+    folder = write_tiny(tmp_path / "m", kind, **before)
+    wanted = logits(load(str(folder))[0])
+    config = json.loads((folder / "config.json").read_text())
+    kept = {name: value for name, value in config.items() if name not in before}
+    (folder / "config.json").write_text(json.dumps(kept | {"rope_parameters": now}))
+    assert np.array_equal(logits(load_model(folder).model), wanted)
+    within = older_rope_settings({"text_config": {"rope_parameters": now, "rope_theta": 7.0, "n": 1}})["text_config"]
+    assert (within["rope_theta"], within["n"]) == (7.0, 1), "it says this itself"
 
 
 @pytest.mark.parametrize(
