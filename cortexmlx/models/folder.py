@@ -141,6 +141,9 @@ def _build_model(
     _check_no_own_code(folder, config)
     utils = import_mlx_lm_utils()
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
+    if foreign_quantization(config) == "fp8":
+        classes = options.get("get_model_classes", utils._get_classes)
+        options["get_model_classes"] = lambda config: _decode_small_floats(*classes(config))
     options["model_config"] = older_rope_settings(config) | options.get("model_config", {})
     try:
         with translate_weight_errors(folder):
@@ -154,6 +157,31 @@ def _build_model(
         raise _load_error(folder, config, error) from error
     _check_weight_types(folder, model)
     return model
+
+
+def _decode_small_floats(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
+    """Wrap a model class to load matrices of 8-bit floats with one scale each, whose codes mlx-lm's `ministral3` takes
+    for numbers. Return it with its arguments' class. Matrices with several scales are left to the class.
+    """
+    import mlx.core as mx
+
+    def make(args: Any) -> Any:
+        model = model_class(args)
+        class_sanitize = getattr(model, "sanitize", dict)
+
+        def sanitize(weights: dict[str, Any]) -> Any:
+            del model.sanitize  # the model is as its class makes it from here on
+            for name in [name for name in weights if name.endswith("weight_scale_inv") and weights[name].size == 1]:
+                scale, matrix = weights.pop(name), name.removesuffix("_scale_inv")
+                weights[matrix] = mx.from_fp8(weights[matrix], dtype=mx.bfloat16) * scale.reshape(()).astype(
+                    mx.bfloat16
+                )
+            return class_sanitize(weights)
+
+        model.sanitize = sanitize
+        return model
+
+    return make, args_class
 
 
 def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:

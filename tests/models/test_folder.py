@@ -144,6 +144,27 @@ def test_codes_of_floats_are_not_taken_for_numbers(tmp_path: Path) -> None:
     fails(folder, ModelUnsupported, "model.layers.0.mlp.up_proj.weight as uint8", "mlx_lm.convert")
 
 
+def test_floats_of_8_bits_with_one_scale_each_are_read_as_their_makers_mean_them(tmp_path: Path) -> None:
+    """Ministral 3 is published so. mlx-lm's class multiplies the codes by the scale."""
+    import mlx.core as mx
+
+    folder = write_vision(tmp_path / "m", "mistral3", as_transformers_now, "model.vision_tower")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    file, scale, exact = str(folder / "model.safetensors"), mx.array(0.25, mx.bfloat16), {}
+    weights: Any = dict(mx.load(file))
+    for name in [name for name in weights if "_proj" in name]:
+        weights[name] = mx.to_fp8(weights[name] / scale)
+        exact[name] = np.array(mx.from_fp8(weights[name], dtype=mx.float32) * scale)
+        weights |= {f"{name}_scale_inv": scale, f"{name.removesuffix('weight')}activation_scale": scale}
+    mx.save_safetensors(file, weights)
+    model = dict(load_model(folder).model.named_modules())
+    assert len(exact) == 14
+    for name, wanted in exact.items():
+        path = "language_model.model" + name.removeprefix("model.language_model").removesuffix(".weight")
+        assert np.array_equal(np.array(model[path].weight), wanted), name
+
+
 def test_weights_under_another_name_are_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
