@@ -7,6 +7,7 @@ shapes of its parameters and caches are exact for every architecture that mlx-lm
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import row_state_bytes
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantization_error, quantize_groups
-from cortexmlx.models.folder_config import DEFAULT_CONTEXT, language_configs, stated_context_length
+from cortexmlx.models.folder_config import (
+    DEFAULT_CONTEXT,
+    foreign_quantization,
+    language_configs,
+    stated_context_length,
+)
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
@@ -224,10 +230,14 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize the model as mlx-lm does on loading: a layer as the configuration sets it, any other if it can be."""
+    """Quantize the model as mlx-lm does on loading: a layer as the configuration sets it, any other if it can be. What
+    another program packed stays packed if mlx-lm keeps it so: all matrices but embeddings and those it left out.
+    """
     import mlx.nn as nn
 
-    quantization = config.get("quantization")
+    quantization, left_out = config.get("quantization"), None
+    if (packing := (foreign_quantization(config) or "").rpartition(" ")[2]) in _KEPT_PACKINGS:
+        quantization, left_out = _KEPT_PACKINGS[packing], _left_out_layers(config)
     if not isinstance(quantization, Mapping):
         return
     group = quantization.get("group_size", 64)
@@ -235,6 +245,8 @@ def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
     def predicate(path: str, module: Any) -> Any:
         if path in quantization:
             return quantization[path]
+        if left_out and (isinstance(module, nn.Embedding) or left_out.search(path.replace("switch_mlp", "experts.0"))):
+            return False
         return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
     nn.quantize(
@@ -244,6 +256,25 @@ def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
         mode=quantization.get("mode", "affine"),
         class_predicate=predicate,
     )
+
+
+_KEPT_PACKINGS: dict[str, dict[str, Any]] = {
+    **{key: {"group_size": 32, "bits": 4, "mode": "mxfp4"} for key in ("mxfp4", "mxfp4-pack-quantized")},
+    **{key: {"group_size": 16, "bits": 4, "mode": "nvfp4"} for key in ("NVFP4", "nvfp4-pack-quantized")},
+    "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "pack-quantized": {"group_size": 32, "bits": 4},
+    "awq": {"group_size": 128, "bits": 4},
+}
+"""How mlx-lm keeps what other programs packed, by the last word of `foreign_quantization`."""
+
+
+def _left_out_layers(config: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return a pattern of the layers that the program that packed a model left as they were."""
+    stated = (source.get("quantization_config") for source in language_configs(config))
+    settings = next(each for each in stated if isinstance(each, Mapping))
+    names = [str(name) for key in ("modules_to_not_convert", "ignore") for name in settings.get(key) or ()]
+    patterns = (n[3:] if n.startswith("re:") else re.escape(n).replace(r"\*", ".*") for n in names)
+    return re.compile("|".join(("lm_head", *patterns)))
 
 
 def probe_caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:

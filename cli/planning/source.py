@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
-from cortexmlx.models.folder_config import has_draft_head, read_config, read_json_object
+from cortexmlx.models.folder_config import foreign_quantization, has_draft_head, read_config, read_json_object
 from cortexmlx.models.inventory import stored_bytes
 from cortexmlx.models.resolve import SourceKind, resolve_model
-from cortexmlx.models.safetensors_check import check_weights
+from cortexmlx.models.safetensors_check import check_weights, read_safetensors_header
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,16 @@ def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSour
     except ModelCorrupt as damage:  # the plan does not need the damaged files
         return PlanSource(name, config, None, notes=(f"It does not run as it is: {damage}",))
     with_head, size = has_draft_head(config, tensors), stored_bytes(folder)
-    return PlanSource(name, config, size or None, has_draft_head=with_head, folder=folder if size else None)
+    memory = size + (_small_float_bytes(tensors) if foreign_quantization(config) == "fp8" else 0)
+    return PlanSource(
+        name, config, memory or None, file_bytes=size, has_draft_head=with_head, folder=folder if size else None
+    )
+
+
+def _small_float_bytes(tensors: Mapping[str, Path]) -> int:
+    """Return the bytes of the tensors of 8-bit floats, which take twice as many when they are bfloat16 in memory."""
+    entries = [entry for file in set(tensors.values()) for entry in read_safetensors_header(file).values()]
+    return sum(e["data_offsets"][1] - e["data_offsets"][0] for e in entries if e["dtype"].startswith("F8_E4M3"))
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:

@@ -171,6 +171,41 @@ def test_what_cannot_be_planned_is_one_clear_line(
 
 
 @pytest.mark.parametrize(
+    ("settings", "mode", "group"),
+    [
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.down"]}, "mxfp4", 32),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.down_proj"]}, "nvfp4", 16),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:.*down_proj$"]},
+            "affine",
+            32,
+        ),
+    ],
+)
+def test_what_others_packed_takes_what_mlx_lm_makes_of_it(settings: dict[str, Any], mode: str, group: int) -> None:
+    import mlx.nn as nn
+    from mlx_lm.models.llama import Model, ModelArgs
+
+    from cortexmlx.models.weights import weight_bytes
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "tie_word_embeddings": False}
+    config = CONFIGS["llama"] | sizes | {"dtype": "float32"}
+    model = Model(ModelArgs.from_dict(config))
+    nn.quantize(model, group, 4, mode=mode, class_predicate=lambda path, _: "_proj" in path and "down" not in path)
+    assert build_skeleton(config | {"quantization_config": settings}).weight_bytes == weight_bytes(model)
+
+
+def test_floats_of_8_bits_are_bfloat16_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8"}}))
+    write_zeros(tmp_path / "model.safetensors", 1108)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    data = data.replace(b'"U8"', b'"F8_E4M3"').replace(b" " * 5, b"", 1)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    source = find_source(str(tmp_path))
+    assert (source.file_bytes, source.weight_bytes) == (1108, 2108)
+
+
+@pytest.mark.parametrize(
     ("name", "without", "stated", "context"),
     [
         ("llama", (), {}, 512),
