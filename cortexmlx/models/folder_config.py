@@ -22,6 +22,9 @@ MTP_MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 LAST_LAYER_MODELS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 """The `model_type` of models whose checkpoints have a draft head as one more layer."""
 
+_QUANTIZED = "quantization_config"
+"""The setting under which other programs say how they quantized weights. NVIDIA's may say it in a file of its own."""
+
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
 
@@ -52,6 +55,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     for name, value in _walk_floats(config):
         if math.isnan(value):
             raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
+    if (file := folder / "hf_quant_config.json").is_file() and not config.keys() & {"quantization", _QUANTIZED}:
+        settings = read_json_object(file).get("quantization")
+        config[_QUANTIZED] = {"quant_method": "modelopt"} | (settings if isinstance(settings, dict) else {})
     return config
 
 
@@ -184,7 +190,7 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     """Return the name of the weights' quantization if a program other than mlx-lm made it; None otherwise."""
     for source in language_configs(config):
-        settings = source.get("quantization_config")
+        settings = source.get(_QUANTIZED)
         if "quantization" not in config and isinstance(settings, Mapping):
             setting_values = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
             return " ".join(value for value in setting_values if isinstance(value, str)) or "an unnamed way"

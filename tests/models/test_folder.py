@@ -296,6 +296,10 @@ def test_what_others_quantized_and_mlx_lm_does_not_read_is_refused_by_name(
 ) -> None:
     folder = write_folder(tmp_path / "m", quantization_config=settings)
     fails(folder, ModelUnsupported, f"quantized as {name},", "mlx_lm.convert")
+    if "quant_algo" in settings:  # NVIDIA also writes it to a file of its own
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": settings}))
+        fails(folder, ModelUnsupported, f"quantized as {name},", "mlx_lm.convert")
     assert foreign_quantization(CONFIG | {"quantization": {}, "quantization_config": settings}) is None, "is mlx-lm's"
 
 
