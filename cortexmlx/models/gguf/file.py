@@ -385,14 +385,15 @@ def read_model_header(path: Path) -> GGUFHeader:
     that do not belong together. Raises what `read_gguf_header` raises.
     """
     first = read_gguf_header(path)
+    number, count = first.metadata.get("split.no"), first.metadata.get("split.count")
+    if isinstance(number, int) and isinstance(count, int) and number > 0:  # it need not name the architecture
+        raise ModelNotFound(
+            f"{path.name} is not the first of its {count} parts: give {_part_name(path, 1, count)} instead."
+        )
     meta = GGUFMetadata(first)
     count = meta.integer("split.count") or 1
     if count == 1:
         return first
-    if meta.integer("split.no", 0):
-        raise ModelNotFound(
-            f"{path.name} is not the first of its {count} parts: give {_part_name(path, 1, count)} instead."
-        )
     tensors: dict[str, TensorInfo] = {}
     for header in (first, *(_read_part_header(path, number, count) for number in range(2, count + 1))):
         duplicates = tensors.keys() & header.tensors.keys()
