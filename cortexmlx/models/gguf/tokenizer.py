@@ -49,7 +49,10 @@ def _build_byte_level(
         notes = ("the file does not say how to cut text into words: the default rule is used, tokens may differ",)
     rule = find_pre_tokenizer(pre, meta.file)
     special = _read_special_tokens(meta, tokens, types, add_bos=rule.add_bos)
-    return ByteLevelTokenizer(tokens, meta.items("tokenizer.ggml.merges", str), types, rule, special, template), notes
+    merges = meta.items("tokenizer.ggml.merges", str)
+    if not merges:
+        raise ModelCorrupt(f"{meta.file} has no merges, without which each byte is a token. Convert it again.")
+    return ByteLevelTokenizer(tokens, merges, types, rule, special, template), notes
 
 
 def _build_sentencepiece(meta: GGUFMetadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:

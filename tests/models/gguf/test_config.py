@@ -63,6 +63,7 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
         ("tokenizer.ggml.eos_token_id", Uint32(100_000)),
         ("tokenizer.ggml.token_type", [1, 1]),
         ("tokenizer.ggml.merges", ["x y z", "no such"]),
+        ("tokenizer.ggml.merges", []),
         ("tokenizer.ggml.tokens", [1, 2]),
     ],
 )
