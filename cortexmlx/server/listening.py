@@ -39,7 +39,7 @@ MAX_READ = 16 << 10
 
 
 class HttpServer:
-    """Serves an ASGI application with uvicorn until `stop`, SIGINT or SIGTERM; running requests get `grace` seconds."""
+    """Serves an ASGI application with uvicorn until `stop` or a signal; running requests get `grace` seconds."""
 
     def __init__(
         self, application: Any, listener: socket.socket, grace: float = 10.0, limits: ConnectionLimits | None = None
@@ -110,10 +110,14 @@ class HttpServer:
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """Stop the server on SIGINT and SIGTERM inside this context, if it runs on the main thread."""
+        """Stop the server on SIGINT, SIGTERM and SIGHUP (its terminal closes) inside this context, if it runs on the
+        main thread. With nohup, SIGHUP stays ignored.
+        """
         loop = asyncio.get_running_loop()
         handled_signals = []
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal_number == signal.SIGHUP and signal.getsignal(signal_number) is signal.SIG_IGN:
+                continue
             with suppress(ValueError, RuntimeError):  # not the main thread
                 loop.add_signal_handler(signal_number, self.stop)
                 handled_signals.append(signal_number)

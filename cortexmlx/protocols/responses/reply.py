@@ -158,7 +158,8 @@ def _reasoning_items(answer: Completion, details: ResponseDetails, info: ReplyIn
     """Return the `reasoning` item of an answer as a list, empty if the model did not think."""
     if not answer.thinking:
         return []
-    is_truncated = answer.finish_reason is FinishReason.LENGTH and not answer.text and not answer.tool_calls
+    is_truncated = answer.finish_reason is FinishReason.LENGTH and not answer.text
+    is_truncated = is_truncated and answer.raw_text.endswith(answer.thinking)  # neither a closing tag nor a call
     status = "incomplete" if is_truncated else "completed"
     content = [{"type": "reasoning_text", "text": answer.thinking}]
     item = {"id": f"rs_{info.id}", "type": "reasoning", "status": status, "summary": [], "content": content}
@@ -239,6 +240,8 @@ class ResponseEvents:
         self._numbers = itertools.count()
         self._items: dict[str, _OutputItem] = {}
         self._has_started = False
+        self._logprobs: list[TokenLogprob] = []
+        """Of tokens before the message, such as thoughts: they are sent with its first text."""
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
         """Return the stream's events for one event of the engine. An error becomes `response.failed`."""
@@ -272,13 +275,20 @@ class ResponseEvents:
         """Yield the events for more thoughts, text and pieces of tool calls."""
         if thinking:
             yield from self._add_text("reasoning", f"rs_{self._info.id}", thinking)
-        if text or logprobs:
+        self._logprobs += logprobs
+        if text or (logprobs and f"msg_{self._info.id}" in self._items):
             yield from self._close_items("reasoning")
-            logprobs_field = {"logprobs": chat_logprobs(logprobs, self._info.token_bytes)}
-            yield from self._add_text("message", f"msg_{self._info.id}", text, logprobs_field)
+            yield from self._add_message_text(text)
         for delta in calls:
             yield from self._close_items("reasoning")
             yield from self._add_text("function_call", f"fc_{self._info.id}_{delta.index}", delta.arguments, call=delta)
+
+    def _add_message_text(self, text: str) -> Iterator[Body]:
+        """Append text and the log-probabilities that have come to the message."""
+        logprobs_field = {"logprobs": chat_logprobs(self._logprobs, self._info.token_bytes)}
+        needs_delta = text or self._logprobs
+        self._logprobs = []
+        yield from self._add_text("message", f"msg_{self._info.id}", text, logprobs_field if needs_delta else None)
 
     def _add_text(
         self, kind: str, id: str, text: str, extra_fields: Body | None = None, call: CallDelta | None = None
@@ -301,8 +311,8 @@ class ResponseEvents:
         if (text or extra_fields) and not item.client_tool.custom:
             yield self._item_event(item, f"response.{_EVENT_NAMES[kind]}.delta", delta=text, **(extra_fields or {}))
 
-    def _close_items(self, *kinds: str, status: str = "completed") -> Iterator[Body]:
-        """Close the open items of these types: yield the events that end them."""
+    def _close_items(self, *kinds: str, statuses: Mapping[str, str] | None = None) -> Iterator[Body]:
+        """Close the open items of these types: yield the events that end them. `statuses`: by id, if not completed."""
         for item in list(self._items.values()):
             if item.kind not in kinds or item.is_ended:
                 continue
@@ -317,7 +327,7 @@ class ResponseEvents:
                     item, f"response.{_EVENT_NAMES[item.kind]}.done", text=item.text, **logprobs_field
                 )
                 yield self._item_event(item, "response.content_part.done", part=item.content_part(item.text))
-            body = item.body("completed" if item.kind == "function_call" else status)
+            body = item.body((statuses or {}).get(item.id, "completed"))
             if item.kind == "reasoning":
                 body |= encrypted_content_field(item.text, self._details, self._info)
             yield {"type": "response.output_item.done", "output_index": item.output_index, "item": body}
@@ -343,12 +353,10 @@ class ResponseEvents:
             remaining_call_deltas(completion.tool_calls, streamed_call_count),
         )
         if not self._items or (not completion.tool_calls and f"msg_{self._info.id}" not in self._items):
-            yield from self._add_text("message", f"msg_{self._info.id}", "")
-        complete_ids = {f"fc_{self._info.id}_{number}" for number in range(len(completion.tool_calls))}
-        self._items = {
-            id: item for id, item in self._items.items() if item.kind != "function_call" or id in complete_ids
-        }
-        yield from self._close_items("reasoning", "message", "function_call", status=body["status"])
+            yield from self._add_message_text("")
+        statuses = {item["id"]: item["status"] for item in body["output"]}
+        self._items = {id: item for id, item in self._items.items() if item.id in statuses}
+        yield from self._close_items("reasoning", "message", "function_call", statuses=statuses)
         output_indices = {item.id: item.output_index for item in self._items.values()}
         body["output"].sort(key=lambda item: output_indices.get(item["id"], len(output_indices)))
         store_reply(self._request, body, self._info)

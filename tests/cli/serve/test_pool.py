@@ -89,7 +89,8 @@ def test_two_models_take_turns_in_the_room_of_one_with_settings_of_their_own(
     assert said.endswith("ended: no request is running\n")
 
 
-def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(started: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(number: int, started: Any) -> None:
     process, url, _ = started("--grace", "0", "--log-format", "none")
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         long: Any = {**BODY, "max_tokens": 4000, "ignore_eos": True, "stream": True, "model": "one"}
@@ -99,7 +100,7 @@ def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(started:
                 [sys.executable, "-c", _ASK, url, json.dumps({**BODY, "model": "two"})], stdout=subprocess.PIPE
             )
             assert waiting.stdout is not None and waiting.stdout.readline() == b"asked\n"
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             assert process.wait(PATIENCE) == 0
             waiting.wait(PATIENCE)
     assert "Traceback" not in process.stderr.read()

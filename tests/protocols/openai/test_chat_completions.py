@@ -141,7 +141,8 @@ def answer_of(draw: Any, request: Request, index: int, usage: Usage, chat: bool)
     events[-1] = replace(events[-1], finish_reason=reason)
     logprobs = tuple(told) if request.params.logprobs is not None else None
     timings, own = Timings(0, 0, 0, 0, 0), replace(usage, completion_tokens=len(tokens))
-    return events, Completion(text, tuple(tokens), reason, own, timings, logprobs, index, thinking=thinking)
+    more = {"thinking": thinking, "notes": draw(st.sampled_from([(), ("a note",)]))}
+    return events, Completion(text, tuple(tokens), reason, own, timings, logprobs, index, **more)
 
 
 def merged(draw: Any, lists: list[list[Any]]) -> list[Any]:
@@ -200,6 +201,8 @@ def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_repl
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
     whole = chat_completions.write(reply.request, reply.answers, INFO)
     ChatCompletion.model_validate(whole, strict=True)
+    told = {each["index"]: each.get("notes") for chunk in chunks for each in chunk["choices"] if each["finish_reason"]}
+    assert told == {each["index"]: each.pop("notes", None) for each in whole["choices"]}  # the package leaves them out
     if not reply.request.include_usage:
         del whole["usage"]
         assert all("usage" not in chunk for chunk in chunks)
@@ -240,7 +243,7 @@ def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply
             so_far = together.setdefault(choice["index"], nothing)
             assert so_far["finish_reason"] is None
             so_far["text"] += choice["text"]
-            so_far["finish_reason"] = choice["finish_reason"]
+            so_far |= {name: choice[name] for name in ("finish_reason", "notes") if name in choice}
             if choice["logprobs"] is not None:
                 before = so_far["logprobs"] or {name: [] for name in choice["logprobs"]}
                 so_far["logprobs"] = {name: [*before[name], *more] for name, more in choice["logprobs"].items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
@@ -14,6 +15,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 from cortexmlx.structured.tools import CallDelta, ToolCall
+from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.types.sampling_params import SamplingParams
 from support.open_responses import event_faults
@@ -57,6 +59,25 @@ def test_the_events_say_what_the_whole_response_says(
         if item["type"] == "function_call":
             parts = [b["delta"] for b in told if b.get("item_id") == item["id"] and b["type"].endswith(".delta")]
             assert json.loads("".join(parts)) == {"x": "é"}
+
+
+@pytest.mark.parametrize("text", ["c", ""])
+def test_thoughts_are_told_in_one_piece_with_log_probabilities_and_a_call_that_is_cut(text: str) -> None:
+    logprobs = tuple(TokenLogprob(token, -0.5, ()) for token in b"abc")
+    usage, raw = Usage(5, 3), f"<think>ab</think>{text}<tool_call>"
+    reason, timings = FinishReason.LENGTH, Timings(0, 0, 0, 0, 0)
+    answer = Completion(text, (97, 98, 99), reason, usage, timings, logprobs, thinking="ab", raw_text=raw)
+    told_events = [TokenEvent("", token, logprobs[token - 97], thinking=chr(token)) for token in b"ab"]
+    told_events.append(TokenEvent(text, 99, logprobs[2], tool_calls=(CallDelta(0, "id0", "f"),)))
+    told_events.append(TokenEvent("", finish_reason=reason, completion=answer))
+    chunks = responses.ResponseEvents(ASKED, INFO)
+    told = [body for event in told_events for body in chunks.convert(event)]
+    done = [body["item"] for body in told if body["type"] == "response.output_item.done"]
+    output = told[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in done] == [(item["type"], item["status"]) for item in output]
+    assert done[0]["content"] == output[0]["content"] and output == responses.write(ASKED, [[answer]], INFO)["output"]
+    deltas = (body for body in told if body["type"] == "response.output_text.delta")
+    assert [each for body in deltas for each in body["logprobs"]] == output[1]["content"][0]["logprobs"]
 
 
 def test_a_request_that_fails_says_so() -> None:
