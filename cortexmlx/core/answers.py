@@ -102,7 +102,12 @@ class AnswerGroup:
         self._completions.append(completion)
         reason = completion.finish_reason
         last = TokenEvent(
-            rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking, tool_calls=rest.calls
+            rest.text,
+            finish_reason=reason,
+            index=answer.index,
+            thinking=rest.thinking,
+            tool_calls=rest.calls,
+            notes=completion.notes,
         )
         if self.open:
             self.send_event(last)

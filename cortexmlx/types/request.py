@@ -223,6 +223,8 @@ class TokenEvent:
     """A piece of the thoughts before the answer. Tags are in neither."""
     tool_calls: tuple[CallDelta, ...] = ()
     """Pieces of calls, which are in no text."""
+    notes: tuple[str, ...] = ()
+    """With `finish_reason`: those of the answer's Completion."""
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:

@@ -195,6 +195,7 @@ class _ChoiceProgress:
     """The ids of tokens that no chunk has yet, since their text waits."""
     tokens: int = 0
     calls: int = 0
+    is_finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,8 @@ class ChoiceChunks(ABC):
         ids = () if event.token_id is None else (event.token_id,)
         logprobs = () if event.logprob is None else (event.logprob,)
         choice_delta = ChoiceDelta(event.text, event.thinking, logprobs, event.tool_calls, ids)
-        return opening_chunks + self._add_delta(self._choice_number(prompt, event.index), choice_delta)
+        number = self._choice_number(prompt, event.index)
+        return opening_chunks + self._add_delta(number, choice_delta, event.finish_reason, event.notes)
 
     def _start_choices(self) -> list[Body]:
         """Start all choices, and return their first chunks."""
@@ -250,8 +252,10 @@ class ChoiceChunks(ABC):
             self._chunk_body(number, first, None) for number in range(count) for first in self._opening_fields(number)
         ]
 
-    def _add_delta(self, number: int, choice_delta: ChoiceDelta, answer: Completion | None = None) -> list[Body]:
-        """Add a delta to a choice, which ends if there is its whole `answer`, and return the chunks for that."""
+    def _add_delta(
+        self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None, notes: Sequence[str]
+    ) -> list[Body]:
+        """Add a delta to a choice, which ends if there is a `reason`, with `notes`. Return the chunks for that."""
         progress = self._choice_progress[number]
         progress.text += len(choice_delta.text)
         progress.thinking += len(choice_delta.thinking)
@@ -259,32 +263,33 @@ class ChoiceChunks(ABC):
         progress.calls = max([progress.calls, *(delta.index + 1 for delta in choice_delta.calls)])
         progress.ids += len(choice_delta.ids)
         progress.pending_ids += choice_delta.ids
-        reason = None if answer is None else answer.finish_reason
+        progress.is_finished = reason is not None
         chunks = [
             self._chunk_body(number, *fields_and_reason)
             for fields_and_reason in self._delta_fields(number, choice_delta, reason)
         ]
-        if answer is not None:
-            chunks[-1]["choices"][0] |= notes_field(self._request, answer)
+        if reason is not None and (all_notes := [*self._request.notes, *notes]):
+            chunks[-1]["choices"][0]["notes"] = all_notes
         if chunks:
             chunks[0]["choices"][0] |= token_ids_field(self._request, progress.pending_ids)
             progress.pending_ids.clear()
         return chunks
 
     def _finish(self, completion: Completion, prompt: int) -> list[Body]:
-        """Return chunks with the part of each answer that was not streamed yet, and its end, whose notes are known only
-        now. With `best_of` that is the whole answer, because the best answers are chosen at the end. After the answers
-        to all prompts comes the usage, if the request asks for it.
+        """Return chunks with the part of each answer that was not streamed yet. With `best_of` that is the whole
+        answer, because the best answers are chosen at the end. After the answers to all prompts comes the usage, if
+        the request asks for it.
         """
         chunks, self._answers[prompt] = [], (completion, *completion.others)
         for answer in self._answers[prompt]:
             number = self._choice_number(prompt, answer.index)
             progress = self._choice_progress[number]
-            text, thinking = answer.text[progress.text :], answer.thinking[progress.thinking :]
-            calls = remaining_call_deltas(answer.tool_calls, progress.calls)
-            ids = answer.token_ids[progress.ids :]
-            rest = ChoiceDelta(text, thinking, (answer.logprobs or ())[progress.tokens :], calls, ids)
-            chunks += self._add_delta(number, rest, answer)
+            if not progress.is_finished:
+                text, thinking = answer.text[progress.text :], answer.thinking[progress.thinking :]
+                calls = remaining_call_deltas(answer.tool_calls, progress.calls)
+                ids = answer.token_ids[progress.ids :]
+                rest = ChoiceDelta(text, thinking, (answer.logprobs or ())[progress.tokens :], calls, ids)
+                chunks += self._add_delta(number, rest, answer.finish_reason, answer.notes)
         if self._request.include_usage and len(self._answers) == len(self._request.prompts):
             usage = self._total_usage([self._answers[each] for each in range(len(self._answers))])
             chunks.append({**reply_body(self.KIND, self._info, []), "usage": usage})

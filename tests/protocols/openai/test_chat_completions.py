@@ -138,11 +138,13 @@ def answer_of(draw: Any, request: Request, index: int, usage: Usage, chat: bool)
         if draw(st.integers(0, 5)) == 0:
             events.insert(-1, TokenEvent("", index=index, progress=Progress("prefilling", 1, 2)))
     reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
-    events[-1] = replace(events[-1], finish_reason=reason)
+    notes: tuple[str, ...] = draw(st.sampled_from([(), ("a note",)]))
+    events[-1] = replace(events[-1], finish_reason=reason, notes=notes)
     logprobs = tuple(told) if request.params.logprobs is not None else None
     timings, own = Timings(0, 0, 0, 0, 0), replace(usage, completion_tokens=len(tokens))
-    more = {"thinking": thinking, "notes": draw(st.sampled_from([(), ("a note",)]))}
-    return events, Completion(text, tuple(tokens), reason, own, timings, logprobs, index, **more)
+    return events, Completion(
+        text, tuple(tokens), reason, own, timings, logprobs, index, notes=notes, thinking=thinking
+    )
 
 
 def merged(draw: Any, lists: list[list[Any]]) -> list[Any]:
