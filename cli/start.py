@@ -49,6 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # rich, and typer for --help, end with 1
+                console.silence_stdout()
                 return BROKEN_PIPE
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:  # before there was a command to interrupt

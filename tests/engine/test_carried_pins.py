@@ -156,7 +156,7 @@ def test_a_name_has_one_pin_and_a_lifetime_ends_it(engine: Engine) -> None:
     for lifetime in (0, -1, float("nan"), True):
         with pytest.raises(InvalidRequest, match="lifetime is"):
             engine.pin(tokens_of(20), lifetime=lifetime)
-    with pytest.raises(InvalidRequest, match="name is ''"):
+    with pytest.raises(InvalidRequest, match="is ''"):
         engine.pin(tokens_of(20), name="")
 
 
