@@ -71,7 +71,7 @@ def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSour
     with_head, size = has_draft_head(config, tensors), stored_bytes(folder)
     memory = size + (_small_float_bytes(tensors) if foreign_quantization(config) == "fp8" else 0)
     return PlanSource(
-        name, config, memory or None, file_bytes=size, has_draft_head=with_head, folder=folder if size else None
+        name, config, memory or None, file_bytes=size or None, has_draft_head=with_head, folder=folder if size else None
     )
 
 
