@@ -121,7 +121,7 @@ def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str,
         driver.core.check_invariants()
     assert [driver.result(handle).token_ids for handle in handles] == wanted
     assert_nothing_lost(driver.core.stats())
-    assert len(asked) > 15
+    assert len(asked) > 10  # 57, or 15 to 19 where steps fall by chance
     for text, tokens in asked[:: 1 if "pipeline" in options else 5]:
         assert tokens == proposed(folder, text)[: len(tokens)]
     assert all(tokens for _, tokens in asked) and sum(len(tokens) == CHAIN for _, tokens in asked) > len(asked) // 2
