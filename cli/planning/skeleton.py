@@ -18,6 +18,7 @@ from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quanti
 from cortexmlx.models.folder_config import (
     DEFAULT_CONTEXT,
     foreign_quantization,
+    foreign_settings,
     language_configs,
     stated_context_length,
 )
@@ -237,7 +238,7 @@ def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
 
     quantization, left_out = config.get("quantization"), None
     if (packing := (foreign_quantization(config) or "").rpartition(" ")[2]) in _KEPT_PACKINGS:
-        quantization, left_out = _KEPT_PACKINGS[packing], _left_out_layers(config)
+        quantization, left_out = _KEPT_PACKINGS[packing], _left_out_layers(foreign_settings(config) or {})
     if not isinstance(quantization, Mapping):
         return
     group = quantization.get("group_size", 64)
@@ -268,10 +269,8 @@ _KEPT_PACKINGS: dict[str, dict[str, Any]] = {
 """How mlx-lm keeps what other programs packed, by the last word of `foreign_quantization`."""
 
 
-def _left_out_layers(config: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return a pattern of the layers that the program that packed a model left as they were."""
-    stated = (source.get("quantization_config") for source in language_configs(config))
-    settings = next(each for each in stated if isinstance(each, Mapping))
+def _left_out_layers(settings: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return a pattern of the layers that the program that packed a model left as they were, by its `settings`."""
     names = [str(name) for key in ("modules_to_not_convert", "ignore") for name in settings.get(key) or ()]
     patterns = (n[3:] if n.startswith("re:") else re.escape(n).replace(r"\*", ".*") for n in names)
     return re.compile("|".join(("lm_head", *patterns)))

@@ -22,9 +22,6 @@ MTP_MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 LAST_LAYER_MODELS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 """The `model_type` of models whose checkpoints have a draft head as one more layer."""
 
-_QUANTIZED = "quantization_config"
-"""The setting under which other programs say how they quantized weights. NVIDIA's may say it in a file of its own."""
-
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
 
@@ -55,9 +52,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     for name, value in _walk_floats(config):
         if math.isnan(value):
             raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
-    if (file := folder / "hf_quant_config.json").is_file() and not config.keys() & {"quantization", _QUANTIZED}:
+    file = folder / "hf_quant_config.json"  # NVIDIA's
+    if not config.keys() & {"quantization", "quantization_config"} and file.is_file():
         settings = read_json_object(file).get("quantization")
-        config[_QUANTIZED] = {"quant_method": "modelopt"} | (settings if isinstance(settings, dict) else {})
+        config["quantization_config"] = {"quant_method": "modelopt"} | (settings if isinstance(settings, dict) else {})
     return config
 
 
@@ -189,12 +187,18 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     """Return the name of the weights' quantization if a program other than mlx-lm made it; None otherwise."""
-    for source in language_configs(config):
-        settings = source.get(_QUANTIZED)
-        if "quantization" not in config and isinstance(settings, Mapping):
-            setting_values = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
-            return " ".join(value for value in setting_values if isinstance(value, str)) or "an unnamed way"
-    return None
+    if (settings := foreign_settings(config)) is None:
+        return None
+    setting_values = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
+    return " ".join(value for value in setting_values if isinstance(value, str)) or "an unnamed way"
+
+
+def foreign_settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a program other than mlx-lm says of its quantization of the weights; None if there is none."""
+    if "quantization" in config:
+        return None
+    stated = (source.get("quantization_config") for source in language_configs(config))
+    return next((each for each in stated if isinstance(each, Mapping)), None)
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
