@@ -73,6 +73,7 @@ def lost_calls_note(engine: Engine, messages: Sequence[Message]) -> str:
     """Return a note if the template leaves out tool calls, else "". Raises InvalidRequest if it refuses `messages`."""
     if not any("tool_calls" in message for message in messages):
         return ""
+    # without images, which would be prepared only for this
     messages = [{**m, "content": text if isinstance(text := m.get("content"), str) else ""} for m in messages]
     stripped_messages = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
     if engine.encode(messages) != engine.encode(stripped_messages):

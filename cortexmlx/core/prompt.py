@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -89,7 +90,8 @@ def tokenize(
     calls = None if params is None else make_calls(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
         variables = template_variables(tokenizer, prompt)
-        return _tokenize_chat(tokenizer, prompt.messages, variables, check_length, calls, prompt.memory)
+        with forget_images_after(tokenizer):
+            return _tokenize_messages(tokenizer, prompt.messages, variables, check_length, calls, prompt.memory)
     items: list[Any] = [] if isinstance(prompt, str) or not is_list(prompt) else list(prompt)
     if calls is not None and not (items and isinstance(items[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
@@ -101,7 +103,8 @@ def tokenize(
         raise InvalidRequest(_PROMPT_KINDS)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    return _tokenize_chat(tokenizer, items, NO_VARIABLES, check_length, calls)
+    with forget_images_after(tokenizer):
+        return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)
 
 
 def make_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
@@ -131,10 +134,11 @@ def is_quick_to_tokenize(prompt: object) -> bool:
     return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
 
 
-def _tokenize_chat(tokenizer: SharedTokenizer, *arguments: Any) -> ChatTokens:
-    """`_tokenize_messages`, after which this thread keeps no image."""
+@contextmanager
+def forget_images_after(tokenizer: SharedTokenizer) -> Iterator[None]:
+    """Context in which a prompt becomes tokens. Afterwards only these keep its images, and this thread does not."""
     try:
-        return _tokenize_messages(tokenizer, *arguments)
+        yield
     finally:
         if tokenizer.images is not None:
             tokenizer.images.begin()
@@ -172,8 +176,9 @@ def _tokenize_messages(
     if isinstance(rendered_prompt, str):
         source = PromptSource(messages, rendered_prompt, variables, render_alike)
     images = None if tokenizer.images is None else tokenizer.images.find_images(ids)
-    lengths = {"tail_length": tail_length, "anchor_length": anchor_length}
-    return ChatTokens(ids, thoughts, calls, **lengths, source=source, images=images)
+    return ChatTokens(
+        ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length, source=source, images=images
+    )
 
 
 def thoughts_of_answer(

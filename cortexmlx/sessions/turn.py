@@ -76,10 +76,10 @@ def begin_turn(
     tail_tokens = count_tail_tokens(reader, rendered_prompt, read.tokens, thoughts)
     anchor = find_anchor(read, sent_messages, thoughts, text_renderer(render_messages), encode)
     source = PromptSource(sent_messages, rendered_prompt, variables, render_messages)
-    prompt = ChatTokens(read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor, source=source)
-    if reader.images is not None:
-        prompt.images = reader.images.find_images(prompt)
-        reader.images.begin()
+    images = None if reader.images is None else reader.images.find_images(read.tokens)
+    prompt = ChatTokens(
+        read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor, source=source, images=images
+    )
     return Turn(messages, read, prompt, tag)
 
 
