@@ -110,18 +110,18 @@ def proposed(folder: Path, text: Sequence[int], count: int = CHAIN) -> tuple[int
 def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Every draft is wrong, so keys and values of the head, and states, are taken back at every token."""
     folder = written(tmp_path / "model", name)
-    wanted = [answer.token_ids for answer in plain(folder, *PROMPTS, max_tokens=24)]
+    wanted = [answer.token_ids for answer in plain(folder, *PROMPTS, max_tokens=30)]
     driver = Driver(folder, speculate=True, **options)
     if "tokens" in options:
         driver.limit_blocks(options["tokens"])
     asked = asking(driver)
-    handles = [driver.add(prompt, 24) for prompt in PROMPTS]
+    handles = [driver.add(prompt, 30) for prompt in PROMPTS]
     while not driver.core.idle:
         driver.core.step()
         driver.core.check_invariants()
     assert [driver.result(handle).token_ids for handle in handles] == wanted
     assert_nothing_lost(driver.core.stats())
-    assert len(asked) > 10  # 57, or 15 to 19 where steps fall by chance
+    assert len(asked) > 15  # about 70, or 24 to 28 without a pipeline, where the steps depend on the time they take
     for text, tokens in asked[:: 1 if "pipeline" in options else 5]:
         assert tokens == proposed(folder, text)[: len(tokens)]
     assert all(tokens for _, tokens in asked) and sum(len(tokens) == CHAIN for _, tokens in asked) > len(asked) // 2
