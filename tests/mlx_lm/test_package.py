@@ -44,7 +44,15 @@ def test_a_folder_and_a_rendered_template_leave_the_process_as_it_was(tmp_path: 
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     ask = f"loaded.tokenizer.chat_template = {template!r}\n"
     ask += "print(loaded.tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}], tokenize=False))"
-    whole = 'assert "mlx_lm.utils" in sys.modules'
+    whole = """
+assert "mlx_lm.utils" in sys.modules
+import transformers.models as models, transformers.utils.import_utils as tools
+reads = lambda: tools.create_import_structure_from_path.cache_info().misses
+once = reads()
+again = tools._LazyModule("models", models.__file__, tools.define_import_structure(models.__file__))
+assert again.__all__ == models.__all__ and again._class_to_module == models._class_to_module
+assert reads() - once > 0.9 * once, "transformers' folders are read once; or its cache is large enough now"
+"""
     assert run(BEFORE + ask + AFTER + whole, str(write_folder(tmp_path / "m"))) == "hello\n"
 
 
