@@ -19,7 +19,7 @@ from support.models.tiny import tokens_of
 from support.speculation.counts import Counts
 from support.speculation.kinds import judge
 
-TOKENS = 16
+TOKENS = 10
 QUICK = ("windowed llama", "deepseek_v3", "lfm2", "llama of 4 bits", "8 bits")
 """Windows, latents, states, quantized weights, quantized keys and values."""
 

@@ -131,7 +131,7 @@ def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str,
     ("attention", "options"),
     [
         *(("reference", options) for options in ({"prefill_budget": 16}, {"pipeline": False}, {"tokens": 200})),
-        ("sim", {"tokens": 200}),
+        pytest.param("sim", {"tokens": 200}, marks=pytest.mark.lab),
     ],
 )
 def test_an_assistant_proposes_what_float64_finds(tmp_path: Path, attention: str, options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from support.models.tiny import CONFIGS, tokens_of
 QUICK = ("llama", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "afm7")
 """Everything, windows with sinks, latents, chunks, layers that read what others keep and that have none."""
 LENGTHS = (1, 7, 8, 9, 23, 61)
-TOKENS = 24
+TOKENS = 16
 
 
 def assert_same(model: Any, prompts: Sequence[Sequence[int]], mine: Any, theirs: Any) -> None:

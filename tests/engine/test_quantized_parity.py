@@ -34,7 +34,7 @@ OWN_CACHE = (
 )
 """Kinds that mlx-lm runs on its own QuantizedKVCache, and those with recurrent layers."""
 LENGTHS = (1, 7, 8, 9, 23, 61, 2, 16, 31, 40, 3, 33)
-TOKENS = 36
+TOKENS = 24
 QUICK = (("gpt_oss", 8), ("qwen3_next", 4))
 
 

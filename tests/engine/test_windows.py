@@ -34,10 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     ("name", "how", "origin"),
     [
         case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
-        for case in [
-            *FAST,
-            *((name, how, (16, 512)[(i + j) % 2]) for i, name in enumerate(WINDOWED) for j, how in enumerate(SETTINGS)),
-        ]
+        for i, name in enumerate(WINDOWED)
+        for j, how in enumerate(SETTINGS)
+        for case in [(name, how, (16, 512)[(i + j) % 2])]
     ],
 )
 def test_answers_far_beyond_the_window_are_mlx_lms(
