@@ -33,6 +33,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for name in ("COLUMNS", "LINES"):  # a shell without a window may say 0, and rich takes "²" for digits
         if not re.fullmatch("[1-9][0-9]{0,4}", os.environ.get(name, "1")):
             del os.environ[name]
+    for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"):  # MLX compiles there, and does not look for another folder
+        if not os.path.isdir(os.environ.get(name, "/")):
+            del os.environ[name]
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in ours
     if debug:  # accepted anywhere before a --, understood by the top command

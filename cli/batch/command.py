@@ -186,7 +186,7 @@ def batch(
             jsonl=is_jsonl(source, input_format),
             raw=raw,
             template_vars=variables,
-            ids=ids if known_ids is None else None,
+            ids=ids,
             model=client_model_name(model),
             adapters=tuple(config.adapters or ()),
         )

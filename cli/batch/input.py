@@ -189,8 +189,8 @@ def _nonblank_lines(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes 
             yield number, None
             continue
         number += 1
-        if stripped := line.strip():
-            yield number, stripped.removeprefix(b"\xef\xbb\xbf")
+        if stripped := line.strip().removeprefix(b"\xef\xbb\xbf").lstrip():
+            yield number, stripped
 
 
 def decode_line(line: bytes) -> str:

@@ -389,11 +389,12 @@ def history_path() -> Path:
 
 
 def ensure_private_file(path: Path) -> bool:
-    """Create `path` if missing, and let only this user read it; return False if that fails."""
+    """Create `path` if missing, and let only this user read it; return False if that fails, or if it is no file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        path.chmod(0o600)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o600))  # a pipe waits for its reader
+        if is_file := path.is_file():
+            path.chmod(0o600)
     except OSError:
         return False
-    return True
+    return is_file

@@ -129,7 +129,7 @@ def check_side_files(output: Path, side_files: Iterable[Path], other_files: Iter
         for other in named_files:
             if os.path.realpath(other) == str(each):
                 raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
-        if each.is_file() and not _is_record_file(each):
+        if each.exists() and not (each.is_file() and _is_record_file(each)):
             raise InvalidRequest(
                 f"{each} is none of a batch's, and one to {output} writes over it: give -o another name"
             )

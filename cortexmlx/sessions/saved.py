@@ -119,7 +119,8 @@ class SavedConversation:
         try:
             return cls._parse(content, digest)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
-            raise _foreign_file_error(path, str(error)) from error
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise _foreign_file_error(path, reason) from error
 
     @classmethod
     def _parse(cls, content: Mapping[str, Any], digest: str | None) -> SavedConversation:

@@ -24,13 +24,18 @@ def test_mlx_environment_is_set_by_the_command_line_only_and_gives_way_to_the_us
     assert start.run(["--version"]) == 0 and os.environ["MLX_MAX_MB_PER_BUFFER"] == "7"
 
 
-@pytest.mark.parametrize("size", ["0", "²", "-5", "abc", "", "9" * 5000])
-def test_a_window_size_that_is_none_is_forgotten(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-    """rich took "²" for digits, and every command ended with an unexpected error."""
-    monkeypatch.setenv("COLUMNS", size)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("COLUMNS", size) for size in ["0", "²", "-5", "abc", "", "9" * 5000]), ("TMPDIR", "/not/there"), ("TMP", "")],
+)
+def test_a_window_or_temporary_folder_that_is_none_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """rich took "²" for digits, and MLX compiles in the folder: every command ended with an unexpected error."""
+    monkeypatch.setenv(name, value)
     monkeypatch.setenv("LINES", "30")
     assert start.run(["models", "--help"]) == 0
-    assert "COLUMNS" not in os.environ and os.environ["LINES"] == "30"
+    assert name not in os.environ and os.environ["LINES"] == "30"
 
 
 def test_what_follows_two_dashes_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,7 @@ def test_what_is_no_conversation_is_one_clear_error(tmp_path: Path, monkeypatch:
         b"[" * 9000: "is not a saved conversation: it is no JSON, or torn",
         b'{"messages": []}': "is not a saved conversation: no JSON object with",
         b"[1]": "is not a saved conversation: no JSON object with",
+        b'{"format": "cortexmlx conversation", "version": 1}': "is not a saved conversation: it has no 'system'",
         b" " * 10_001: "has 10,001 bytes, and a saved conversation has 10,000 at most",
         json.dumps(content | {"version": 2}).encode(): "version 2 of the format, and this program reads version 1",
         json.dumps(content | {"system": "Be long."}).encode(): "damaged, or was changed since it was saved",

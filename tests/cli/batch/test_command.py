@@ -20,6 +20,7 @@ import pytest
 from cortexmlx.cli.batch import command as batch_command
 from cortexmlx.cli.batch.command import BatchStatusLine
 from cortexmlx.cli.batch.files import BatchWriter, RecordStream
+from cortexmlx.cli.batch.input import RequestIds, read_ids
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
@@ -278,6 +279,23 @@ def test_a_name_that_comes_twice_through_a_pipe_ends_the_run(
         assert run(["batch", "fake", "-", "-o", str(out)]) == 1
     err = capsys.readouterr().err
     assert err.count("error: ") == 1 and "error: lines 1 and 2 both have the id 'a': " in err
+    assert "z" not in out.read_text()
+
+
+def test_a_name_that_comes_again_in_a_file_that_grows_ends_the_run(
+    fakes: Fakes, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two records had one id, and --resume refused them."""
+    source.write_text('{"id": "a", "prompt": "x"}\n')
+
+    def read_before_it_grows(*arguments: Any) -> RequestIds | None:
+        ids = read_ids(*arguments)
+        source.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "y"}\n{"id": "a", "prompt": "z"}\n')
+        return ids
+
+    monkeypatch.setattr(batch_command, "read_ids", read_before_it_grows)
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
+    assert "error: lines 1 and 3 both have the id 'a': " in capsys.readouterr().err
     assert "z" not in out.read_text()
 
 

@@ -103,6 +103,11 @@ def test_somebody_elses_file_beside_the_output_is_not_written_over(
     with pytest.raises(InvalidRequest, match=f"{name} is none of a batch's, and one to .*out writes over it"):
         files(tmp_path / "out", mode=mode)
     assert (tmp_path / name).read_text() == "#!/bin/sh\n"
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/null")  # "error: Invalid argument", without a name
+    with pytest.raises(InvalidRequest, match=f"{name} is none of a batch's"):
+        files(tmp_path / "out", mode=mode)
+    (tmp_path / name).unlink()
     for left in ("", '{"model": "fa', "\0\0\0"):  # by a run that was killed
         (tmp_path / name).write_text(left)
         with files(tmp_path / "out", mode=mode) as made:

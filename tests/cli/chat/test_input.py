@@ -37,6 +37,8 @@ def test_the_history_is_readable_for_this_user_only(tmp_path: Path) -> None:
     path.chmod(0o644)
     assert ensure_private_file(path) and path.stat().st_mode & 0o777 == 0o600
     assert not ensure_private_file(path / "below a file")
+    os.mkfifo(path.with_name("pipe"))  # opened to write, it waits for somebody who reads
+    assert not ensure_private_file(path.with_name("pipe"))
 
 
 def test_a_program_that_ends_while_an_answer_is_written_leaves_a_terminal_that_echoes(
