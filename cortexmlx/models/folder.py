@@ -151,6 +151,7 @@ def _build_model(
     try:
         with translate_weight_errors(folder):
             model, _ = utils.load_model(_WithoutPatterns(folder), lazy=True, **options)
+            _apply_unread_settings(model, settings | config)
             on_built(model)
             if not lazy:
                 mx.eval(model.parameters())
@@ -160,6 +161,18 @@ def _build_model(
         raise _load_error(folder, config, error) from error
     _check_weight_types(folder, model)
     return model
+
+
+def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
+    """Apply what mlx-lm's class does not read: the part of a head that `glm` rotates, and the keys' factor of
+    `falcon_h1`, which may as well be one of the scores.
+    """
+    if config["model_type"] == "glm" and "partial_rotary_factor" in config:
+        for layer in model.layers:
+            layer.self_attn.rope.dims = int(layer.self_attn.head_dim * config["partial_rotary_factor"])
+    if config["model_type"] == "falcon_h1":
+        for layer in model.layers:
+            layer.self_attn.scale *= config.get("key_multiplier", 1.0)
 
 
 def _prepare_weights(

@@ -38,6 +38,17 @@ _PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") |
 )
 """By model type, the setting from which mlx-lm counts the layers with full attention: every n-th."""
 
+_ONLY: dict[Any, dict[str, Any]] = {
+    "deepseek_v3": {"rope_interleave": True},
+    "falcon_h1": {"attention_in_multiplier": 1.0},
+    "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "glm4_moe_lite": {"rope_interleave": True},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": False},
+    "gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    "olmoe": {"clip_qkv": None},
+}
+"""By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
+
 _TEXT_ALONE = ("qwen3_5_text", "qwen3_5_moe_text")
 """What transformers 5 calls the language part that it saves alone. mlx-lm's class of the whole model reads it."""
 
@@ -84,6 +95,12 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     """Return what transformers 5 writes under new names or in new forms as mlx-lm's classes read it: for what they do
     not find they take defaults without a word. `tensors` are the weights' names. A changed `text_config` is whole.
     """
+    for name, only in _ONLY.get(config.get("model_type"), {}).items():
+        if (value := config.get(name, only)) != only:
+            raise ModelUnsupported(
+                f"config.json has {name} {json.dumps(value)}, but mlx-lm computes {config['model_type']} only as with "
+                f"{json.dumps(only)}: its answers would be wrong. Run this model with transformers."
+            )
     settings = _older_rope_settings(config)
     stated = {**settings, **config}
     settings |= {old: stated[new] for old, new in _NEWER_NAMES.items() if new in stated and old not in config}
@@ -119,8 +136,8 @@ def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
     full = [i for i, layer in enumerate(layers, 1) if layer == "full_attention"]
     if full != list(range(full[0], len(layers) + 1, full[0])):
         raise ModelUnsupported(
-            f"{kind}: layer_types has full attention in the layers {full}, but mlx-lm only in every n-th, so it cannot "
-            "compute this model."
+            f"config.json has layer_types with full attention in the layers {full}, but mlx-lm computes {kind} only "
+            "with it in every n-th: its answers would be wrong. Run this model with transformers."
         )
     return {_PERIODS[kind]: full[0]}
 

@@ -334,6 +334,31 @@ def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path)
     fails(folder, ModelUnsupported, "full attention in the layers [1, 4]", "every n-th")
 
 
+@pytest.mark.parametrize(
+    ("kind", "setting"), [("gpt_oss", {"swiglu_limit": 1.0}), ("gemma3_text", {"final_logit_softcapping": 3.0})]
+)
+def test_a_setting_that_mlx_lm_does_not_read_is_refused(tmp_path: Path, kind: str, setting: dict[str, Any]) -> None:
+    (name, value), *_ = setting.items()
+    fails(write_tiny(tmp_path / "m", kind, **setting), ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+
+
+def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_applied(tmp_path: Path) -> None:
+    """mlx-lm reads neither."""
+    import mlx.core as mx
+
+    folder = write_tiny(tmp_path / "glm", model_type="glm", rope_parameters={"partial_rotary_factor": 0.5})
+    assert {layer.self_attn.rope.dims for layer in load_model(folder).model.layers} == {4}
+    folder = write_tiny(tmp_path / "falcon", "falcon_h1", key_multiplier=0.25)
+    mine = logits(load_model(folder).model)
+    file = str(folder / "model.safetensors")
+    weights: Any = {name: w * (0.25 if "k_proj" in name else 1.0) for name, w in dict(mx.load(file)).items()}
+    mx.eval(weights)
+    mx.save_safetensors(file, weights)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"key_multiplier": 1.0}))
+    assert np.abs(logits(load_model(folder).model) - mine).max() < 1e-5
+
+
 def fuse(weights: dict[str, Any]) -> dict[str, Any]:
     """gpt-oss's experts as transformers saves them."""
     import mlx.core as mx
