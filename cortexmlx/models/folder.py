@@ -17,6 +17,7 @@ from cortexmlx.models.folder_config import (
     check_layer_count,
     describe_missing_settings,
     foreign_quantization,
+    note_other_answers,
     note_unread_inputs,
     older_settings,
     read_config,
@@ -65,7 +66,7 @@ def load_folder_without_weights(folder: Path, *, tokenizes: bool = True) -> tupl
         raise _missing_package_error(folder, config, package_message)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, read_eos_ids(folder, config)) if tokenizes else (None, ())
-    return tokenizer, config, (*note_unread_inputs(config), *notes)
+    return tokenizer, config, (*note_unread_inputs(config), *note_other_answers(config), *notes)
 
 
 def check_folder_config(folder: Path) -> None:

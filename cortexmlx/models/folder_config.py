@@ -266,6 +266,25 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
+def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes on where mlx-lm computes a model otherwise than transformers, so that answers differ."""
+    kind, window, settings = config["model_type"], ignored_window(config), {**older_settings(config), **config}
+    rope, short = settings.get("rope_scaling"), settings.get("original_max_position_embeddings")
+    factors = {str(rope.get(name)) for name in ("short_factor", "long_factor")} if isinstance(rope, Mapping) else set()
+    differ = "differ from transformers': mlx-lm"
+    notes = {
+        f"answers beyond {window} tokens {differ} does not compute the sliding_window": window is not None
+        and window < (stated_context_length(config) or 0),
+        f"answers up to {short} tokens {differ} uses the long_factor of positions there, too": len(factors) > 1,
+        f"answers {differ} scales the weights of the chosen experts to a sum of 1": kind == "jamba"
+        and config.get("num_experts", 16) > 1,
+        f"answers {differ} chooses experts without e_score_correction_bias": kind == "ernie4_5_moe",
+        f"answers {differ} normalizes the groups of a layer together": kind == "mamba2"
+        and config.get("n_groups", 1) > 1,
+    }
+    return tuple(note for note, applies in notes.items() if applies)
+
+
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     """Return the name of the weights' quantization if a program other than mlx-lm made it; None otherwise."""
     if (settings := foreign_settings(config)) is None:
@@ -321,8 +340,8 @@ _CONTEXT_KEYS = (
 )
 """The names that makers of models give to the context length. The first one that is present counts."""
 
-_IGNORED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
-"""Types whose layers all have the stated window in transformers, and none in mlx-lm."""
+_IGNORED_WINDOWS = {"gemma2", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+"""Types of which all or every other layer has the stated window in transformers, and none in mlx-lm."""
 
 DEFAULT_CONTEXT = 2048
 """The context in tokens that is assumed if the configuration states none."""

@@ -16,6 +16,7 @@ from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound, ModelU
 from cortexmlx.models import load_model
 from cortexmlx.models.folder_config import (
     foreign_quantization,
+    note_other_answers,
     note_unread_inputs,
     older_settings,
     read_config,
@@ -357,6 +358,30 @@ def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_a
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"key_multiplier": 1.0}))
     assert np.abs(logits(load_model(folder).model) - mine).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({"model_type": "gemma2", "sliding_window": 64, "max_position_embeddings": 128}, ["beyond 64 tokens"]),
+        ({"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 64}, []),
+        (
+            {
+                "model_type": "phi3",
+                "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+                "original_max_position_embeddings": 4096,
+            },
+            ["up to 4096 tokens"],
+        ),
+        ({"model_type": "jamba"}, ["chosen experts"]),
+        ({"model_type": "ernie4_5_moe"}, ["e_score_correction_bias"]),
+        ({"model_type": "mamba2", "n_groups": 8}, ["groups"]),
+        ({"model_type": "mamba2", "n_groups": 1}, []),
+    ],
+)
+def test_where_mlx_lm_computes_otherwise_is_told(settings: dict[str, Any], notes: list[str]) -> None:
+    told = note_other_answers(settings)
+    assert len(told) == len(notes) and all(words in note for words, note in zip(notes, told, strict=True)), told
 
 
 def fuse(weights: dict[str, Any]) -> dict[str, Any]:
