@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,9 @@ from cortexmlx.models.folder_config import (
     check_layer_count,
     describe_missing_settings,
     foreign_quantization,
+    note_other_answers,
     note_unread_inputs,
-    older_rope_settings,
+    older_settings,
     read_config,
     read_eos_ids,
 )
@@ -64,7 +66,7 @@ def load_folder_without_weights(folder: Path, *, tokenizes: bool = True) -> tupl
         raise _missing_package_error(folder, config, package_message)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, read_eos_ids(folder, config)) if tokenizes else (None, ())
-    return tokenizer, config, (*note_unread_inputs(config), *notes)
+    return tokenizer, config, (*note_unread_inputs(config), *note_other_answers(config), *notes)
 
 
 def check_folder_config(folder: Path) -> None:
@@ -141,13 +143,16 @@ def _build_model(
     _check_no_own_code(folder, config)
     utils = import_mlx_lm_utils()
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
-    if foreign_quantization(config) == "fp8":
+    prepare = _decode_small_floats if foreign_quantization(config) == "fp8" else _RENAMINGS.get(config["model_type"])
+    if prepare is not None:
         classes = options.get("get_model_classes", utils._get_classes)
-        options["get_model_classes"] = lambda config: _decode_small_floats(*classes(config))
-    options["model_config"] = older_rope_settings(config) | options.get("model_config", {})
+        options["get_model_classes"] = lambda config: _prepare_weights(prepare, *classes(config))
+    settings = {"model_type": config["model_type"], **older_settings(config, tensors)}
+    options["model_config"] = settings | options.get("model_config", {})
     try:
         with translate_weight_errors(folder):
             model, _ = utils.load_model(_WithoutPatterns(folder), lazy=True, **options)
+            _apply_unread_settings(model, settings | config)
             on_built(model)
             if not lazy:
                 mx.eval(model.parameters())
@@ -159,11 +164,22 @@ def _build_model(
     return model
 
 
-def _decode_small_floats(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
-    """Wrap a model class to load matrices of 8-bit floats with one scale each, whose codes mlx-lm's `ministral3` takes
-    for numbers. Return it with its arguments' class. Matrices with several scales are left to the class.
+def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
+    """Apply what mlx-lm's class does not read: the part of a head that `glm` rotates, and the keys' factor of
+    `falcon_h1`, which may as well be one of the scores.
     """
-    import mlx.core as mx
+    if config["model_type"] == "glm" and "partial_rotary_factor" in config:
+        for layer in model.layers:
+            layer.self_attn.rope.dims = int(layer.self_attn.head_dim * config["partial_rotary_factor"])
+    if config["model_type"] == "falcon_h1":
+        for layer in model.layers:
+            layer.self_attn.scale *= config.get("key_multiplier", 1.0)
+
+
+def _prepare_weights(
+    prepare: Callable[[dict[str, Any]], dict[str, Any]], model_class: Callable[[Any], Any], args_class: Any
+) -> tuple[Any, Any]:
+    """Wrap a model class to `prepare` the weights that it loads. Return it with its arguments' class."""
 
     def make(args: Any) -> Any:
         model = model_class(args)
@@ -171,17 +187,53 @@ def _decode_small_floats(model_class: Callable[[Any], Any], args_class: Any) -> 
 
         def sanitize(weights: dict[str, Any]) -> Any:
             del model.sanitize  # the model is as its class makes it from here on
-            for name in [name for name in weights if name.endswith("weight_scale_inv") and weights[name].size == 1]:
-                scale, matrix = weights.pop(name), name.removesuffix("_scale_inv")
-                weights[matrix] = mx.from_fp8(weights[matrix], dtype=mx.bfloat16) * scale.reshape(()).astype(
-                    mx.bfloat16
-                )
-            return class_sanitize(weights)
+            return class_sanitize(prepare(weights))
 
         model.sanitize = sanitize
         return model
 
     return make, args_class
+
+
+def _decode_small_floats(weights: dict[str, Any]) -> dict[str, Any]:
+    """Decode matrices of 8-bit floats with one scale each, whose codes mlx-lm's `ministral3` takes for numbers. Those
+    with several scales are left to the class.
+    """
+    import mlx.core as mx
+
+    for name in [name for name in weights if name.endswith("weight_scale_inv") and weights[name].size == 1]:
+        scale, matrix = weights.pop(name), name.removesuffix("_scale_inv")
+        weights[matrix] = mx.from_fp8(weights[matrix], dtype=mx.bfloat16) * scale.reshape(()).astype(mx.bfloat16)
+    return weights
+
+
+def _turn_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Give gpt-oss's experts that are not packed the form of those that are: `[experts, outputs, inputs]`."""
+    import mlx.core as mx
+
+    names = [name for name in weights if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
+    return weights | {f"{name}.weight": mx.contiguous(weights.pop(name).swapaxes(1, 2)) for name in names}
+
+
+def _stack_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Stack the matrices of a layer's experts, which mlx-lm's `qwen3_5_moe` knows only as one tensor. Those of a draft
+    head stay as they are.
+    """
+    import mlx.core as mx
+
+    experts: dict[str, dict[int, Any]] = {}
+    for name in [*weights]:
+        if match := re.fullmatch(r"((?!.*mtp\.).*\.mlp\.)experts\.(\d+)\.(\w+_proj\.weight)", name):
+            experts.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = weights.pop(name)
+    return weights | {name: mx.stack([each[i] for i in sorted(each)]) for name, each in experts.items()}
+
+
+_RENAMINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
+    "gpt_oss": _turn_experts,
+    "qwen3_5_moe": _stack_experts,
+}
+"""By model type, what brings the tensors that transformers saves to the form of the first checkpoints."""
 
 
 def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line, unreadable_message
 from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
@@ -21,6 +21,36 @@ MTP_MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 LAST_LAYER_MODELS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 """The `model_type` of models whose checkpoints have a draft head as one more layer."""
+
+_NEWER_NAMES = {
+    "num_experts": "num_local_experts",
+    "num_layers": "num_hidden_layers",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "n_ctx": "n_positions",
+    "rotary_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+    "block_dim": "hidden_size",
+}
+"""What mlx-lm's classes read, and the names under which transformers 5 writes it."""
+
+_PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") | dict.fromkeys(
+    ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "full_attention_interval"
+)
+"""By model type, the setting from which mlx-lm counts the layers with full attention: every n-th."""
+
+_ONLY: dict[Any, dict[str, Any]] = {
+    "deepseek_v3": {"rope_interleave": True},
+    "falcon_h1": {"attention_in_multiplier": 1.0},
+    "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "glm4_moe_lite": {"rope_interleave": True},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": False},
+    "gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    "olmoe": {"clip_qkv": None},
+}
+"""By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
+
+_TEXT_ALONE = ("qwen3_5_text", "qwen3_5_moe_text")
+"""What transformers 5 calls the language part that it saves alone. mlx-lm's class of the whole model reads it."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
@@ -49,6 +79,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelCorrupt(f"{path} does not say which model_type it is.")
+    if config["model_type"] in _TEXT_ALONE:
+        config["model_type"] = config["model_type"].removesuffix("_text")
     for name, value in _walk_floats(config):
         if math.isnan(value):
             raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
@@ -59,26 +91,75 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def older_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `rope_parameters` of transformers 5 says under its older names, unless config.json has these, too.
-    Most of mlx-lm's classes read only these, and take defaults without a word. A changed `text_config` is whole.
+def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    """Return what transformers 5 writes under new names or in new forms as mlx-lm's classes read it: for what they do
+    not find they take defaults without a word. `tensors` are the weights' names. A changed `text_config` is whole.
     """
-    text, rope = config.get("text_config"), config.get("rope_parameters")
-    inner = older_rope_settings(text) if isinstance(text, Mapping) else {}
-    settings: dict[str, Any] = {"text_config": {**text, **inner}} if isinstance(text, Mapping) and inner else {}
+    for name, only in _ONLY.get(config.get("model_type"), {}).items():
+        if (value := config.get(name, only)) != only:
+            raise ModelUnsupported(
+                f"config.json has {name} {json.dumps(value)}, but mlx-lm computes {config['model_type']} only as with "
+                f"{json.dumps(only)}: its answers would be wrong. Run this model with transformers."
+            )
+    settings = _older_rope_settings(config)
+    stated = {**settings, **config}
+    settings |= {old: stated[new] for old, new in _NEWER_NAMES.items() if new in stated and old not in config}
+    overrides = config.get("per_layer_config")
+    for each in list(overrides.values())[:1] if isinstance(overrides, Mapping) else []:  # full_attention layers'
+        names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+        settings |= {names[name]: value for name, value in each.items() if name in names}
+    settings |= _older_layer_types(config)
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        inner = older_settings(text)
+        if "tie_word_embeddings" in config:  # for transformers 5, the outer one counts, but the weights know better
+            has_head = any(name.endswith("lm_head.weight") for name in tensors)
+            is_tied = config["tie_word_embeddings"] or (tensors and text.get("tie_word_embeddings"))
+            inner["tie_word_embeddings"] = bool(is_tied) and not has_head
+        settings["text_config"] = {**text, **inner}
+    return settings
+
+
+def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `layer_types` as mlx-lm's class reads them. Raises ModelUnsupported for an order that it does not have."""
+    kind, layers = config.get("model_type"), config.get("layer_types")
+    if not isinstance(layers, list) or "full_attention" not in layers:
+        return {}
+    if kind == "granitemoehybrid":
+        names = {"linear_attention": "mamba", "full_attention": "attention"}
+        position = config.get("position_embedding_type") or "nope"
+        return {"layer_types": [names.get(x, x) for x in layers], "position_embedding_type": position}
+    if kind == "exaone4" and "sliding_attention" in layers:
+        return {"sliding_window_pattern": "".join("G" if layer == "full_attention" else "L" for layer in layers)}
+    if kind not in _PERIODS:
+        return {}
+    full = [i for i, layer in enumerate(layers, 1) if layer == "full_attention"]
+    if full != list(range(full[0], len(layers) + 1, full[0])):
+        raise ModelUnsupported(
+            f"config.json has layer_types with full attention in the layers {full}, but mlx-lm computes {kind} only "
+            "with it in every n-th: its answers would be wrong. Run this model with transformers."
+        )
+    return {_PERIODS[kind]: full[0]}
+
+
+def _older_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `rope_parameters` of transformers 5 says under its older names, unless config.json has these, too."""
+    rope = config.get("rope_parameters")
     if not isinstance(rope, Mapping):
-        return settings
+        return {}
     local = rope.get("sliding_attention")
     rope = rope.get("full_attention", rope)
     if not isinstance(rope, Mapping):
-        return settings
+        return {}
     names = ("rope_theta", "partial_rotary_factor")
     values = {name: rope[name] for name in names if name in rope}
     if isinstance(local, Mapping) and "rope_theta" in local:
         values["rope_local_base_freq"] = local["rope_theta"]
+        if local.get("partial_rotary_factor") != rope.get("partial_rotary_factor"):
+            values.pop("partial_rotary_factor", None)  # it is not of all layers
     kind = rope.get("rope_type", rope.get("type", "default"))
     values["rope_scaling"] = {"type": kind, **rope} if rope.keys() - {*names, "rope_type", "type"} else None
-    return settings | {name: value for name, value in values.items() if config.get(name) is None}
+    return {name: value for name, value in values.items() if config.get(name) is None}
 
 
 def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
@@ -185,6 +266,25 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
+def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes on where mlx-lm computes a model otherwise than transformers, so that answers differ."""
+    kind, window, settings = config["model_type"], ignored_window(config), {**older_settings(config), **config}
+    rope, short = settings.get("rope_scaling"), settings.get("original_max_position_embeddings")
+    factors = {str(rope.get(name)) for name in ("short_factor", "long_factor")} if isinstance(rope, Mapping) else set()
+    differ = "differ from transformers': mlx-lm"
+    notes = {
+        f"answers beyond {window} tokens {differ} does not compute the sliding_window": window is not None
+        and window < (stated_context_length(config) or 0),
+        f"answers up to {short} tokens {differ} uses the long_factor of positions there, too": len(factors) > 1,
+        f"answers {differ} scales the weights of the chosen experts to a sum of 1": kind == "jamba"
+        and config.get("num_experts", 16) > 1,
+        f"answers {differ} chooses experts without e_score_correction_bias": kind == "ernie4_5_moe",
+        f"answers {differ} normalizes the groups of a layer together": kind == "mamba2"
+        and config.get("n_groups", 1) > 1,
+    }
+    return tuple(note for note, applies in notes.items() if applies)
+
+
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     """Return the name of the weights' quantization if a program other than mlx-lm made it; None otherwise."""
     if (settings := foreign_settings(config)) is None:
@@ -240,8 +340,8 @@ _CONTEXT_KEYS = (
 )
 """The names that makers of models give to the context length. The first one that is present counts."""
 
-_IGNORED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
-"""Types whose layers all have the stated window in transformers, and none in mlx-lm."""
+_IGNORED_WINDOWS = {"gemma2", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+"""Types of which all or every other layer has the stated window in transformers, and none in mlx-lm."""
 
 DEFAULT_CONTEXT = 2048
 """The context in tokens that is assumed if the configuration states none."""

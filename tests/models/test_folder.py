@@ -16,8 +16,9 @@ from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound, ModelU
 from cortexmlx.models import load_model
 from cortexmlx.models.folder_config import (
     foreign_quantization,
+    note_other_answers,
     note_unread_inputs,
-    older_rope_settings,
+    older_settings,
     read_config,
     read_recommended_sampling,
 )
@@ -250,36 +251,180 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 FAR, NEAR = {"rope_theta": 500.0, "rope_type": "linear", "factor": 8.0}, {"rope_theta": 100.0, "rope_type": "default"}
 
 
+S, F, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+ORDER = {"sliding_window": 3, "layer_types": [S, F, S, F], "num_hidden_layers": 4}
+NEOX = {"model_type": "gpt_neox", "layer_norm_eps": 1e-5}
+EXAONE4 = {"model_type": "exaone4", "rope_scaling": None, "tie_word_embeddings": True}
+GEMMA4 = ORDER | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+GEMMA4 |= {"attention_k_eq_v": True}
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "now"),
     [
-        ("llama", {"rope_theta": 500.0}, {"rope_theta": 500.0, "rope_type": "default"}),
+        ("llama", {"rope_theta": 500.0}, {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
         (
             "llama",
             {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
-            {"rope_theta": 5e5, "rope_type": "llama3"} | LLAMA3,
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3"} | LLAMA3},
         ),
         (
             "gemma3_text",
             {"rope_theta": 500.0, "rope_local_base_freq": 100.0, "rope_scaling": {"type": "linear", "factor": 8.0}},
-            {"full_attention": FAR, "sliding_attention": NEAR},
+            {"rope_parameters": {F: FAR, S: NEAR}},
+        ),
+        (
+            "llama",
+            NEOX | {"rotary_pct": 0.5, "rotary_emb_base": 500, "rope_theta": 500},
+            NEOX | {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 500, "rope_type": "default"}},
+        ),
+        ("gpt2", {"n_ctx": 512}, {}),
+        ("lfm2", {"block_dim": 32}, {}),
+        ("llama", {"model_type": "exaone", "num_layers": 2, "layer_norm_epsilon": 1e-5}, {"model_type": "exaone"}),
+        ("qwen3_next", {"num_experts": 4}, {"num_local_experts": 4}),
+        ("qwen3_next", {"full_attention_interval": 2}, {"layer_types": [LINEAR, F] * 2}),
+        ("qwen3_5", {"model_type": "qwen3_5"}, {"model_type": "qwen3_5_text"}),
+        ("gemma3_text", ORDER | {"sliding_window_pattern": 2}, ORDER),
+        ("cohere2", ORDER | {"sliding_window_pattern": 2}, ORDER),
+        (
+            "llama",
+            EXAONE4 | ORDER | {"sliding_window_pattern": "LGLG"},
+            EXAONE4 | ORDER | {"sliding_window_pattern": 2},
+        ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "attention"], "position_embedding_type": "nope", "num_hidden_layers": 2},
+            {"layer_types": [LINEAR, F], "position_embedding_type": None, "num_hidden_layers": 2},
+        ),
+        (
+            "llama",
+            GEMMA4 | {"global_head_dim": 16, "num_global_key_value_heads": 1},
+            GEMMA4 | {"per_layer_config": {str(i): {"head_dim": 16, "num_key_value_heads": 1} for i in (1, 3)}},
         ),
     ],
 )
-def test_how_positions_are_rotated_is_read_as_transformers_5_writes_it(
+def test_settings_are_read_as_transformers_5_writes_them(
     tmp_path: Path, kind: str, before: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    """mlx-lm reads `rope_parameters` in some classes only."""
+    """mlx-lm reads them in some classes only, and takes defaults for the rest."""
     from mlx_lm import load
 
     folder = write_tiny(tmp_path / "m", kind, **before)
     wanted = logits(load(str(folder))[0])
     config = json.loads((folder / "config.json").read_text())
     kept = {name: value for name, value in config.items() if name not in before}
-    (folder / "config.json").write_text(json.dumps(kept | {"rope_parameters": now}))
+    (folder / "config.json").write_text(json.dumps(kept | now))
     assert np.array_equal(logits(load_model(folder).model), wanted)
-    within = older_rope_settings({"text_config": {"rope_parameters": now, "rope_theta": 7.0, "n": 1}})["text_config"]
+
+
+def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() -> None:
+    rope = {F: FAR | {"partial_rotary_factor": 0.5}, S: NEAR}
+    text = {"rope_parameters": rope, "rope_theta": 7.0, "n": 1, "tie_word_embeddings": False}
+    config = {"text_config": text, "tie_word_embeddings": True}
+    within = older_settings(config)["text_config"]
     assert (within["rope_theta"], within["n"]) == (7.0, 1), "it says this itself"
+    assert within["tie_word_embeddings"], "the outer one counts"
+    for outer, tensors, tied in ((True, ["lm_head.weight"], False), (False, ["norm.weight"], True), (False, [], False)):
+        config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": outer}
+        assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
+    assert "partial_rotary_factor" not in within, "it is not of all layers"
+
+
+def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "m", "gemma3_text", **ORDER | {"layer_types": [F, S, S, F]})
+    fails(folder, ModelUnsupported, "full attention in the layers [1, 4]", "every n-th")
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"), [("gpt_oss", {"swiglu_limit": 1.0}), ("gemma3_text", {"final_logit_softcapping": 3.0})]
+)
+def test_a_setting_that_mlx_lm_does_not_read_is_refused(tmp_path: Path, kind: str, setting: dict[str, Any]) -> None:
+    (name, value), *_ = setting.items()
+    fails(write_tiny(tmp_path / "m", kind, **setting), ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+
+
+def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_applied(tmp_path: Path) -> None:
+    """mlx-lm reads neither."""
+    import mlx.core as mx
+
+    folder = write_tiny(tmp_path / "glm", model_type="glm", rope_parameters={"partial_rotary_factor": 0.5})
+    assert {layer.self_attn.rope.dims for layer in load_model(folder).model.layers} == {4}
+    folder = write_tiny(tmp_path / "falcon", "falcon_h1", key_multiplier=0.25)
+    mine = logits(load_model(folder).model)
+    file = str(folder / "model.safetensors")
+    weights: Any = {name: w * (0.25 if "k_proj" in name else 1.0) for name, w in dict(mx.load(file)).items()}
+    mx.eval(weights)
+    mx.save_safetensors(file, weights)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"key_multiplier": 1.0}))
+    assert np.abs(logits(load_model(folder).model) - mine).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({"model_type": "gemma2", "sliding_window": 64, "max_position_embeddings": 128}, ["beyond 64 tokens"]),
+        ({"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 64}, []),
+        (
+            {
+                "model_type": "phi3",
+                "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+                "original_max_position_embeddings": 4096,
+            },
+            ["up to 4096 tokens"],
+        ),
+        ({"model_type": "jamba"}, ["chosen experts"]),
+        ({"model_type": "ernie4_5_moe"}, ["e_score_correction_bias"]),
+        ({"model_type": "mamba2", "n_groups": 8}, ["groups"]),
+        ({"model_type": "mamba2", "n_groups": 1}, []),
+    ],
+)
+def test_where_mlx_lm_computes_otherwise_is_told(settings: dict[str, Any], notes: list[str]) -> None:
+    told = note_other_answers(settings)
+    assert len(told) == len(notes) and all(words in note for words, note in zip(notes, told, strict=True)), told
+
+
+def fuse(weights: dict[str, Any]) -> dict[str, Any]:
+    """gpt-oss's experts as transformers saves them."""
+    import mlx.core as mx
+
+    for stem in {name.split("gate_proj")[0] for name in weights if "gate_proj" in name}:
+        both = [[weights.pop(f"{stem}{part}_proj.{of}") for part in ("gate", "up")] for of in ("weight", "bias")]
+        matrices, weights[f"{stem}gate_up_proj_bias"] = (mx.stack(pair, 2).flatten(1, 2) for pair in both)
+        weights[f"{stem}gate_up_proj"] = matrices.swapaxes(1, 2)
+        weights[f"{stem}down_proj"] = weights.pop(f"{stem}down_proj.weight").swapaxes(1, 2)
+        weights[f"{stem}down_proj_bias"] = weights.pop(f"{stem}down_proj.bias")
+    return weights
+
+
+def prefix(weights: dict[str, Any]) -> dict[str, Any]:
+    """gpt2's names as transformers saves them."""
+    swapped = {name: w.T if "c_" in name and w.ndim > 1 else w for name, w in weights.items()}
+    return {name.replace("model.", "transformer."): weight for name, weight in swapped.items()}
+
+
+def unstack(weights: dict[str, Any]) -> dict[str, Any]:
+    """qwen3_5_moe's experts as transformers saves them."""
+    for name in [name for name in weights if "switch_mlp" in name]:
+        for i, matrix in enumerate(weights.pop(name)):
+            weights[name.replace("switch_mlp", f"experts.{i}")] = matrix
+    return weights
+
+
+@pytest.mark.parametrize(("kind", "saved"), [("gpt_oss", fuse), ("gpt2", prefix), ("qwen3_5_moe", unstack)])
+def test_tensors_are_read_as_transformers_5_saves_them(
+    tmp_path: Path, kind: str, saved: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    import mlx.core as mx
+    from mlx_lm.utils import load_model as load
+
+    folder = write_tiny(tmp_path / "m", kind)
+    file = str(folder / "model.safetensors")
+    wanted = logits(load(folder)[0])
+    weights: Any = dict(mx.load(file))
+    mx.eval(weights)
+    mx.save_safetensors(file, saved(weights))
+    assert np.abs(logits(load_model(folder).model) - wanted).max() < 1e-5
 
 
 @pytest.mark.parametrize(
