@@ -38,7 +38,7 @@ _PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") |
 )
 """By model type, the setting from which mlx-lm counts the layers with full attention: every n-th."""
 
-_ONLY: dict[Any, dict[str, Any]] = {
+_ONLY: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_interleave": True},
     "falcon_h1": {"attention_in_multiplier": 1.0},
     "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -95,10 +95,11 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     """Return what transformers 5 writes under new names or in new forms as mlx-lm's classes read it: for what they do
     not find they take defaults without a word. `tensors` are the weights' names. A changed `text_config` is whole.
     """
-    for name, only in _ONLY.get(config.get("model_type"), {}).items():
+    kind = str(config.get("model_type"))
+    for name, only in _ONLY.get(kind, {}).items():
         if (value := config.get(name, only)) != only:
             raise ModelUnsupported(
-                f"config.json has {name} {json.dumps(value)}, but mlx-lm computes {config['model_type']} only as with "
+                f"config.json has {name} {json.dumps(value):.60}, but mlx-lm computes {kind} only as with "
                 f"{json.dumps(only)}: its answers would be wrong. Run this model with transformers."
             )
     settings = _older_rope_settings(config)
@@ -107,7 +108,7 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     overrides = config.get("per_layer_config")
     for each in list(overrides.values())[:1] if isinstance(overrides, Mapping) else []:  # full_attention layers'
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-        settings |= {names[name]: value for name, value in each.items() if name in names}
+        settings |= {names[name]: each[name] for name in names if isinstance(each, Mapping) and name in each}
     settings |= _older_layer_types(config)
     text = config.get("text_config")
     if isinstance(text, Mapping):
@@ -122,13 +123,13 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
 
 def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `layer_types` as mlx-lm's class reads them. Raises ModelUnsupported for an order that it does not have."""
-    kind, layers = config.get("model_type"), config.get("layer_types")
+    kind, layers = str(config.get("model_type")), config.get("layer_types")
     if not isinstance(layers, list) or "full_attention" not in layers:
         return {}
     if kind == "granitemoehybrid":
         names = {"linear_attention": "mamba", "full_attention": "attention"}
         position = config.get("position_embedding_type") or "nope"
-        return {"layer_types": [names.get(x, x) for x in layers], "position_embedding_type": position}
+        return {"layer_types": [names.get(str(x), x) for x in layers], "position_embedding_type": position}
     if kind == "exaone4" and "sliding_attention" in layers:
         return {"sliding_window_pattern": "".join("G" if layer == "full_attention" else "L" for layer in layers)}
     if kind not in _PERIODS:
@@ -268,19 +269,16 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return notes on where mlx-lm computes a model otherwise than transformers, so that answers differ."""
-    kind, window, settings = config["model_type"], ignored_window(config), {**older_settings(config), **config}
-    rope, short = settings.get("rope_scaling"), settings.get("original_max_position_embeddings")
-    factors = {str(rope.get(name)) for name in ("short_factor", "long_factor")} if isinstance(rope, Mapping) else set()
+    kind, window = config["model_type"], ignored_window(config)
     differ = "differ from transformers': mlx-lm"
     notes = {
         f"answers beyond {window} tokens {differ} does not compute the sliding_window": window is not None
         and window < (stated_context_length(config) or 0),
-        f"answers up to {short} tokens {differ} uses the long_factor of positions there, too": len(factors) > 1,
         f"answers {differ} scales the weights of the chosen experts to a sum of 1": kind == "jamba"
-        and config.get("num_experts", 16) > 1,
+        and config.get("num_experts", 16) != 1,
         f"answers {differ} chooses experts without e_score_correction_bias": kind == "ernie4_5_moe",
         f"answers {differ} normalizes the groups of a layer together": kind == "mamba2"
-        and config.get("n_groups", 1) > 1,
+        and config.get("n_groups", 1) != 1,
     }
     return tuple(note for note, applies in notes.items() if applies)
 
@@ -368,7 +366,7 @@ def ignored_window(config: Mapping[str, Any]) -> int | None:
     for source in language_configs(config):
         value = source.get("sliding_window")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            is_used = source.get("use_sliding_window", source.get("model_type") in _IGNORED_WINDOWS)
+            is_used = source.get("use_sliding_window", str(source.get("model_type")) in _IGNORED_WINDOWS)
             return value if is_used is True else None
     return None
 

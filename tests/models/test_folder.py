@@ -365,14 +365,6 @@ def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_a
     [
         ({"model_type": "gemma2", "sliding_window": 64, "max_position_embeddings": 128}, ["beyond 64 tokens"]),
         ({"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 64}, []),
-        (
-            {
-                "model_type": "phi3",
-                "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
-                "original_max_position_embeddings": 4096,
-            },
-            ["up to 4096 tokens"],
-        ),
         ({"model_type": "jamba"}, ["chosen experts"]),
         ({"model_type": "ernie4_5_moe"}, ["e_score_correction_bias"]),
         ({"model_type": "mamba2", "n_groups": 8}, ["groups"]),
