@@ -24,10 +24,10 @@ GETTING = """\
 | a `.gguf` file | see [gguf.md](gguf.md); if a model has several parts, name the first |
 | `org/name` | a model of the hub, downloaded once into the hub's cache |
 
-A folder or file on disk is taken before a name of the hub. For an unknown name, the message suggests the closest name
-on this machine. `cortexmlx models` lists the models on this machine, with size, quantization and context.
-`cortexmlx plan org/name` fetches only the configuration and says what fits. Sizes are those of the weight files; a
-different size in memory is shown beside them.
+A folder or file on disk is taken before a name of the hub. An unknown name is answered with the closest one here.
+`cortexmlx models` lists those on this machine, with size, quantization and context. `cortexmlx plan org/name` fetches
+only the configuration and says what fits. Sizes are those of the weight files; a different size in memory is beside
+them.
 
 **A download** shows one bar with bytes, rate and time left. A pipe gets a line every ten seconds, an app its
 `on_progress` ([python.md](python.md)).
@@ -52,14 +52,14 @@ HEAD = """\
 ## Which models run
 
 A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B. Its weights may be plain, or packed in
-any way that mlx-lm loads, such as mlx-community's 4 or 8 bits. Other packings are refused by name. Qwen3-VL, Qwen3.5,
-Qwen3.6, Gemma 3, Gemma 4, Mistral 3 and Pixtral [see images](images.md). Of others that also see or hear, only the
-language part runs, and a note says so.
+any way that mlx-lm loads, such as mlx-community's 4 or 8 bits. Other packings are refused by name. Folders are read as
+transformers 4 and 5 write them, too. Where mlx-lm computes otherwise than transformers, that is mended, refused or
+noted. Qwen3-VL, Qwen3.5, Qwen3.6, Gemma 3, Gemma 4, Mistral 3 and Pixtral [see images](images.md). Of others that see
+or hear, the language part runs, with a note.
 
-The tables list every model type of mlx-lm {version}. Of {all} types {paged} are paged and {alone} run one request at a
-time. For each, a tiny random model was run here and by mlx-lm on the same weights, in float32.
-`python -m tests.architectures --write` repeats that and writes this page; `python -m tests.architectures llama` does it
-for one type.
+Of mlx-lm {version}'s {all} types below, {paged} are paged and {alone} run one request at a time. For each, a tiny random model
+was run here and by mlx-lm with the same float32 weights. `python -m tests.architectures llama` repeats that for a type,
+`--write` for this page.
 
 The judge is mlx-lm with one sequence, on its own caches. Every greedy answer of {steps} tokens must be the same.
 Sampled forks are judged by their log-probabilities. In *batch*, each logit is also within {tolerance:g} of mlx-lm's.
