@@ -41,10 +41,12 @@ _PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") |
 _ONLY: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_interleave": True},
     "falcon_h1": {"attention_in_multiplier": 1.0},
+    "falcon_mamba": {"layer_norm_epsilon": 1e-5},
     "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     "glm4_moe_lite": {"rope_interleave": True},
     "gpt2": {"scale_attn_by_inverse_layer_idx": False},
     "gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    "mamba": {"layer_norm_epsilon": 1e-5},
     "olmoe": {"clip_qkv": None},
 }
 """By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
