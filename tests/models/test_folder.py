@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +330,16 @@ def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() ->
         config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": outer}
         assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
     assert "partial_rotary_factor" not in within, "it is not of all layers"
+
+
+def test_settings_of_any_type_are_read_or_refused_in_words() -> None:
+    names = ("layer_types", "per_layer_config", "rope_parameters", "n_groups", "num_experts", "clip_qkv", "head_dim")
+    values = (None, True, 1.5, "x", [[1]], {"a": 1}, [F, 3, [1]], {F: {"rope_theta": [1]}, S: 3})
+    for kind, name, value in product(("cohere2", "granitemoehybrid", "olmoe", "mamba2", [1], {}), names, values):
+        config = {"model_type": "gemma3", "text_config": {"model_type": kind, name: value, "sliding_window": 8}}
+        with suppress(ModelUnsupported):
+            older_settings(config)
+        note_other_answers(config | {name: value})
 
 
 def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
