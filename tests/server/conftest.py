@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import httpx2 as httpx
 import openai
 import pytest
@@ -21,6 +23,14 @@ from support.models.calling import write_calling
 from support.patience import PATIENCE
 
 Serve = Callable[..., str]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_once() -> Iterator[None]:
+    """Each of hundreds of clients would read all certificates of this machine, though none of them needs any."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("httpcore2.default_ssl_context", cache(httpcore2.default_ssl_context))
+        yield
 
 
 @contextmanager
