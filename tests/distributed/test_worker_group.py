@@ -345,8 +345,15 @@ def test_no_worker_is_blamed_for_what_befell_the_launcher_or_this_process(told: 
 
 
 @pytest.mark.usefixtures("news")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("which", ["mlx_launch.py", "supervisor.py"])
+@pytest.mark.parametrize(
+    ("which", "number"),
+    [
+        ("mlx_launch.py", signal.SIGTERM),
+        ("supervisor.py", signal.SIGKILL),
+        pytest.param("mlx_launch.py", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("supervisor.py", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal.Signals) -> None:
     with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
         everything = commands(started(group))
