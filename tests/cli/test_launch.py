@@ -39,15 +39,13 @@ headers = {{"Authorization": "Bearer " + told["ANTHROPIC_AUTH_TOKEN"]}}
 asked = urllib.request.Request(told["ANTHROPIC_BASE_URL"] + "/v1/models", headers=headers)
 about["models"] = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(asked))["data"]
 print("an agent's own words", file=sys.stderr)
-if "wait" in sys.argv:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
-    signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close())
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close())
 with open("{folder}/new", "w") as file:
     json.dump(about, file)
 os.rename("{folder}/new", "{folder}/told")
-while "wait" in sys.argv:
+while True:
     time.sleep(1)
-sys.exit(7)
 """
 
 
@@ -83,10 +81,6 @@ def launched(folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
         process.wait()
 
 
-def told_in(folder: Path) -> Any:
-    return json.loads((folder / "told").read_text())
-
-
 def is_served(url: str) -> bool:
     try:
         httpx.get(f"{url}/health", trust_env=False)
@@ -95,13 +89,18 @@ def is_served(url: str) -> bool:
     return True
 
 
-def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp_path: Path) -> None:
-    process = launched("--print", "hi")
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 7, said
-    about = told_in(tmp_path)
+def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
+    process = launched("--print", "wait")
+    assert soon(lambda: (tmp_path / "told").exists())
+    about = json.loads((tmp_path / "told").read_text())
     told = about["told"]
-    assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
+    url = told["ANTHROPIC_BASE_URL"]
+    os.killpg(process.pid, signal.SIGINT)
+    assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
+    process.terminate()
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 5, said
+    assert about["words"][-2:] == ["--print", "wait"] and "ANTHROPIC_API_KEY" not in told
     assert told.pop("NO_PROXY") == "a.org,127.0.0.1" and not told["CLAUDE_CODE_USE_BEDROCK"]  # nobody else is asked
     assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
     assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
@@ -113,17 +112,7 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
     assert str(log) in said and "GET /v1/models 200" in log.read_text() and "GET /v1/models" not in said
-    assert not is_served(told["ANTHROPIC_BASE_URL"]) and not log.stat().st_mode & 0o077
-
-
-def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
-    process = launched("wait")
-    assert soon(lambda: (tmp_path / "told").exists())
-    url = told_in(tmp_path)["told"]["ANTHROPIC_BASE_URL"]
-    os.killpg(process.pid, signal.SIGINT)
-    assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
-    process.terminate()
-    assert process.wait(PATIENCE) == 5 and not is_served(url)
+    assert not is_served(url) and not log.stat().st_mode & 0o077
 
 
 def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:
