@@ -22,6 +22,7 @@ from cortexmlx.vision import reader, sight, towers
 from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
+from support.drafting.draft_models import ask_head
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
 from support.models.tiny import write_tiny
@@ -68,13 +69,12 @@ def assert_recorded(name: str, results: list[Any], tokens: int = ASKED["max_toke
 def test_answers_are_those_of_transformers_in_any_company(
     folders: dict[str, Path], name: str, options: dict[str, Any]
 ) -> None:
-    tokens = 32 if "kv_memory" in options else 12  # so many preempt
-    asked = {"logprobs": 1, **ASKED, "max_tokens": tokens}
+    asked = {"logprobs": 1, **ASKED, "max_tokens": 32 if "kv_memory" in options else 12}  # so many preempt
     with Engine(folders[name], **{"speculate": False} | options) as engine:
         for _ in range(1 if {"attention", "kv_memory"} & {*options} else 2):  # the second time much of it is cached
             handles = [engine.submit(prompt, n=1 + index % 2, **asked) for index, prompt in enumerate(prompts())]
             results = [handle.result() for handle in handles]
-            assert_recorded(name, results, tokens)
+            assert_recorded(name, results, asked["max_tokens"])
             assert all(other.token_ids == result.token_ids for result in results for other in result.others)
         assert options.get("kv_memory") is None or engine.stats().preemptions > 0
 
@@ -85,18 +85,7 @@ def test_drafts_and_the_models_head_change_no_token(folders: dict[str, Path], tm
     with Engine(model, speculate=False) as engine:
         plain = [engine.generate(prompt, **ASKED) for prompt in prompts()]
     with Engine(model) as engine:
-        core = engine._worker.core
-
-        def draft() -> None:  # wrong ones at each step, of the head where it knows the row
-            from cortexmlx.speculation.drafter import HeadQuery
-
-            jobs = [] if core._in_flight else core.scheduler.draftable_jobs
-            rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
-            query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
-            for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
-                core.scheduler.set_drafts(job.id, tokens or [7, 8])
-
-        core.speculation.draft = draft  # type: ignore[method-assign]
+        ask_head(engine._worker.core)
         handles = [engine.submit(prompt, **ASKED) for prompt in prompts()]
         results = [handle.result() for handle in handles]
         assert [each.token_ids for each in results] == [each.token_ids for each in plain]
@@ -115,13 +104,7 @@ def test_an_images_rows_may_be_cut_anywhere_and_no_draft_changes_a_token(folders
         plain = [engine.generate(prompt, **ASKED).token_ids for prompt in asked]
     assert len(set(plain)) == len(plain)
     with Engine(folders["mistral3"], block_size=8, prefill_budget=5) as engine:
-        core = engine._worker.core
-
-        def draft() -> None:  # wrong ones at each step
-            for job in [] if core._in_flight else core.scheduler.draftable_jobs:
-                core.scheduler.set_drafts(job.id, [7, 8])
-
-        core.speculation.draft = draft  # type: ignore[method-assign]
+        ask_head(engine._worker.core)  # there is none
         for _ in range(2):
             handles = [engine.submit(prompt, **ASKED) for prompt in asked]
             results = [handle.result() for handle in handles]

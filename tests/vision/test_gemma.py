@@ -15,10 +15,10 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import KVCacheFull, ModelUnsupported
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision import gemma, towers
 from cortexmlx.vision.images import ImageProcessor, open_image
+from support.drafting.draft_models import ask_head
 from support.engine.core_driver import Driver
 from support.models.assistants import write_pair
 from support.models.draft_heads import pack, rounded
@@ -238,17 +238,8 @@ def test_an_assistant_guesses_after_images(tmp_path: Path) -> None:
     for options in ({"speculate": False}, {"draft": assistant}):
         with Engine(model, **options) as engine:
             assert engine.sees_images
-            core = engine._worker.core
-
-            def draft(core: Any = core) -> None:
-                jobs = [] if core._in_flight else core.scheduler.draftable_jobs
-                rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
-                query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
-                for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
-                    core.scheduler.set_drafts(job.id, tokens or [7, 8])
-
             if "draft" in options:
-                core.speculation.draft = draft
+                ask_head(engine._worker.core)
             handles = [engine.submit(prompt, **ASKED | {"max_tokens": 40}) for prompt in prompts()]
             answers.append([handle.result().token_ids for handle in handles])
             assert "draft" not in options or engine.stats().speculation.drafted > 20
