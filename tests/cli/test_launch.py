@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,7 @@ signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close(
 with open("{folder}/new", "w") as file:
     json.dump(about, file)
 os.rename("{folder}/new", "{folder}/told")
-while True:
-    time.sleep(1)
+while True: time.sleep(1)
 """
 
 
@@ -55,30 +54,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launched(folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Launch Claude Code, or what stands for it, in a process group of its own."""
+def launched(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Claude Code, or what stands for it, launched in a process group of its own."""
     agent = tmp_path / "claude"
     agent.write_text(AGENT.format(python=sys.executable, folder=tmp_path))
     agent.chmod(0o755)
     places = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path), "ANTHROPIC_API_KEY": "mine"}
-    places |= {"NO_PROXY": "a.org", "CLAUDE_CODE_USE_BEDROCK": "1"}
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cortexmlx", "launch", "claude", "-m", str(folder), "--kv-memory", "8MB"]
-        environment = {**os.environ, **places, "XDG_CACHE_HOME": str(tmp_path)}
-        processes.append(
-            subprocess.Popen(
-                [*command, "--", *words], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-            )
-        )
-        return processes[-1]
-
-    yield start
-    for process in processes:
+    places |= {"NO_PROXY": "a.org", "CLAUDE_CODE_USE_BEDROCK": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "cortexmlx", "launch", "claude", "-m", str(folder), "--kv-memory", "8MB"]
+    options: Any = {"env": {**os.environ, **places}, "start_new_session": True}
+    with subprocess.Popen([*command, "--", "--print", "hi"], stderr=subprocess.PIPE, text=True, **options) as process:
+        yield process
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def is_served(url: str) -> bool:
@@ -90,17 +78,16 @@ def is_served(url: str) -> bool:
 
 
 def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
-    process = launched("--print", "wait")
     assert soon(lambda: (tmp_path / "told").exists())
     about = json.loads((tmp_path / "told").read_text())
     told = about["told"]
     url = told["ANTHROPIC_BASE_URL"]
-    os.killpg(process.pid, signal.SIGINT)
-    assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
-    process.terminate()
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 5, said
-    assert about["words"][-2:] == ["--print", "wait"] and "ANTHROPIC_API_KEY" not in told
+    os.killpg(launched.pid, signal.SIGINT)
+    assert soon(lambda: (tmp_path / "interrupted").exists()) and launched.poll() is None and is_served(url)
+    launched.terminate()
+    _, said = launched.communicate(timeout=PATIENCE)
+    assert launched.returncode == 5, said
+    assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
     assert told.pop("NO_PROXY") == "a.org,127.0.0.1" and not told["CLAUDE_CODE_USE_BEDROCK"]  # nobody else is asked
     assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
     assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
