@@ -509,9 +509,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(
-    max_examples=examples(8, few=5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=examples(8, few=5), suppress_health_check=list(HealthCheck))
 @example(  # what a rank keeps of free blocks is nobody's
     [("add", 2, 1, 1, 0.0), ("add", 2, 1, 1, 0.0), ("step", 1), ("step", 1), ("relieve", True)], {1}, "resize"
 )

@@ -345,15 +345,8 @@ def test_no_worker_is_blamed_for_what_befell_the_launcher_or_this_process(told: 
 
 
 @pytest.mark.usefixtures("news")
-@pytest.mark.parametrize(
-    ("which", "number"),
-    [
-        ("mlx_launch.py", signal.SIGTERM),
-        ("supervisor.py", signal.SIGKILL),
-        pytest.param("mlx_launch.py", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("supervisor.py", signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["mlx_launch.py", "supervisor.py"])
 def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal.Signals) -> None:
     with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
         everything = commands(started(group))

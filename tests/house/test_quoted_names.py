@@ -34,8 +34,7 @@ FOREIGN = {
 
 
 STRING = r"""[bfrBFRuU]{0,2}(?:\"\"\"(?:\\.|.)*?\"\"\"|'''(?:\\.|.)*?'''|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
-APART = re.compile(rf"#[^\n]*|{STRING}|[][(){{}}]", re.DOTALL)
-"""Comments, strings and brackets."""
+COMMENTS_STRINGS_AND_BRACKETS = re.compile(rf"#[^\n]*|{STRING}|[][(){{}}]", re.DOTALL)
 
 
 def read(text: str) -> tuple[set[str], list[str]]:
@@ -51,8 +50,7 @@ def read(text: str) -> tuple[set[str], list[str]]:
             prose.append(piece)
         return " "
 
-    code = APART.sub(apart, text)
-    return set(re.findall(r"\b[^\W\d]\w*", code)), prose
+    return set(re.findall(r"\b[^\W\d]\w*", COMMENTS_STRINGS_AND_BRACKETS.sub(apart, text))), prose
 
 
 def words_of(text: str) -> Iterator[str]:

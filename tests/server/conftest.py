@@ -23,14 +23,7 @@ from support.models.calling import write_calling
 from support.patience import PATIENCE
 
 Serve = Callable[..., str]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def certificates_once() -> Iterator[None]:
-    """Each of hundreds of clients would read all certificates of this machine, though none of them needs any."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("httpcore2.default_ssl_context", cache(httpcore2.default_ssl_context))
-        yield
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)  # reads all certificates, for each client
 
 
 @contextmanager
