@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def patient_store() -> Iterator[None]:
         for seconds in ("MIN_DISK_WAIT_SECONDS", "FLUSH_SECONDS"):
             patched.setattr(store_connector, seconds, PATIENCE)
         patched.setattr(KVStore.close, "__defaults__", (PATIENCE,))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_once() -> Iterator[None]:
+    """Commands that tests run in this process are made once, which takes ten times as long as to run one."""
+    import typer.main
+
+    def own(command: Any) -> Any:  # a help text is changed when it is shown
+        command = copy(command)
+        if subcommands := getattr(command, "commands", None):
+            command.commands = {name: own(each) for name, each in subcommands.items()}
+        return command
+
+    made = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("typer.main.get_command", lambda app: own(made(app)))
         yield
 
 

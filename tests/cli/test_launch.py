@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,12 @@ headers = {{"Authorization": "Bearer " + told["ANTHROPIC_AUTH_TOKEN"]}}
 asked = urllib.request.Request(told["ANTHROPIC_BASE_URL"] + "/v1/models", headers=headers)
 about["models"] = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(asked))["data"]
 print("an agent's own words", file=sys.stderr)
-if "wait" in sys.argv:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
-    signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close())
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close())
 with open("{folder}/new", "w") as file:
     json.dump(about, file)
 os.rename("{folder}/new", "{folder}/told")
-while "wait" in sys.argv:
-    time.sleep(1)
-sys.exit(7)
+while True: time.sleep(1)
 """
 
 
@@ -57,34 +54,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launched(folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Launch Claude Code, or what stands for it, in a process group of its own."""
+def launched(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Claude Code, or what stands for it, launched in a process group of its own."""
     agent = tmp_path / "claude"
     agent.write_text(AGENT.format(python=sys.executable, folder=tmp_path))
     agent.chmod(0o755)
     places = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path), "ANTHROPIC_API_KEY": "mine"}
-    places |= {"NO_PROXY": "a.org", "CLAUDE_CODE_USE_BEDROCK": "1"}
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cortexmlx", "launch", "claude", "-m", str(folder), "--kv-memory", "8MB"]
-        environment = {**os.environ, **places, "XDG_CACHE_HOME": str(tmp_path)}
-        processes.append(
-            subprocess.Popen(
-                [*command, "--", *words], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-            )
-        )
-        return processes[-1]
-
-    yield start
-    for process in processes:
+    places |= {"NO_PROXY": "a.org", "CLAUDE_CODE_USE_BEDROCK": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "cortexmlx", "launch", "claude", "-m", str(folder), "--kv-memory", "8MB"]
+    options: Any = {"env": {**os.environ, **places}, "start_new_session": True}
+    with subprocess.Popen([*command, "--", "--print", "hi"], stderr=subprocess.PIPE, text=True, **options) as process:
+        yield process
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def told_in(folder: Path) -> Any:
-    return json.loads((folder / "told").read_text())
 
 
 def is_served(url: str) -> bool:
@@ -95,12 +77,16 @@ def is_served(url: str) -> bool:
     return True
 
 
-def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp_path: Path) -> None:
-    process = launched("--print", "hi")
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 7, said
-    about = told_in(tmp_path)
+def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
+    assert soon(lambda: (tmp_path / "told").exists())
+    about = json.loads((tmp_path / "told").read_text())
     told = about["told"]
+    url = told["ANTHROPIC_BASE_URL"]
+    os.killpg(launched.pid, signal.SIGINT)
+    assert soon(lambda: (tmp_path / "interrupted").exists()) and launched.poll() is None and is_served(url)
+    launched.terminate()
+    _, said = launched.communicate(timeout=PATIENCE)
+    assert launched.returncode == 5, said
     assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
     assert told.pop("NO_PROXY") == "a.org,127.0.0.1" and not told["CLAUDE_CODE_USE_BEDROCK"]  # nobody else is asked
     assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
@@ -113,17 +99,7 @@ def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
     assert str(log) in said and "GET /v1/models 200" in log.read_text() and "GET /v1/models" not in said
-    assert not is_served(told["ANTHROPIC_BASE_URL"]) and not log.stat().st_mode & 0o077
-
-
-def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
-    process = launched("wait")
-    assert soon(lambda: (tmp_path / "told").exists())
-    url = told_in(tmp_path)["told"]["ANTHROPIC_BASE_URL"]
-    os.killpg(process.pid, signal.SIGINT)
-    assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
-    process.terminate()
-    assert process.wait(PATIENCE) == 5 and not is_served(url)
+    assert not is_served(url) and not log.stat().st_mode & 0o077
 
 
 def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:

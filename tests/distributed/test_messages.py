@@ -154,14 +154,14 @@ def row_as_read(row: SamplingRow) -> SamplingRow:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(15, few=8))
 @given(data=st.data())
 def test_a_call_comes_back(kind: type, data: st.DataObject) -> None:
     call = NumberedCall(data.draw(st.integers(0, 2**40)), data.draw(values(kind)))
     assert same(CALL.decode(CALL.encode(call)), call)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, few=12))
 @given(values(StepPlan))
 def test_a_plan_comes_back_with_what_the_sampler_reads(plan: StepPlan) -> None:
     call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(plan))))).asks
@@ -171,7 +171,7 @@ def test_a_plan_comes_back_with_what_the_sampler_reads(plan: StepPlan) -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(15, few=8))
 @given(data=st.data())
 def test_an_answer_comes_back(kind: type, data: st.DataObject) -> None:
     value, state = data.draw(values(kind)), data.draw(values(RankState | None))
@@ -183,7 +183,7 @@ def test_an_answer_comes_back(kind: type, data: st.DataObject) -> None:
 # -- other bytes ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, few=15))
 @given(data=st.data())
 def test_other_bytes_are_one_error(data: st.DataObject) -> None:
     codec: Codec[Any] = data.draw(st.sampled_from([CALL, ANSWER]))
@@ -330,7 +330,7 @@ def sent(row: SamplingRow) -> SamplingRow:
     return back
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, few=12))
 @given(st.lists(values(SamplingRow), min_size=1, max_size=3), st.integers(0, 9))
 def test_rows_choose_the_same_tokens_after_they_were_sent(rows: list[SamplingRow], dice: int) -> None:
     rows = [

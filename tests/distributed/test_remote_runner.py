@@ -26,6 +26,7 @@ from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan
+from support.effort import examples
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
 from support.engine.same_tokens import TIGHT, prompts_of
@@ -39,9 +40,9 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "repetitio
 def answers_of(model: Path, **config: Any) -> list[Any]:
     """Greedy answers, then sampled ones to the same prompts, which find their beginnings in the cache."""
     driver = Driver(model, **{"tokens": TIGHT, "max_rows": 8} | config)
-    handles = [driver.add(prompt, 16) for prompt in prompts_of()]
+    handles = [driver.add(prompt, 12) for prompt in prompts_of()]
     driver.finish()
-    handles += [driver.add(prompt, 8, seed=i, n=1 + i % 2, **SAMPLED) for i, prompt in enumerate(prompts_of())]
+    handles += [driver.add(prompt, 6, seed=i, n=1 + i % 2, **SAMPLED) for i, prompt in enumerate(prompts_of())]
     driver.step(6)
     driver.core.cancel(handles.pop(9).id)
     driver.finish()
@@ -151,10 +152,10 @@ def test_an_engine_begins_anew_on_the_same_ranks(tiny: Tiny) -> None:
     with engines_on_ranks(2, tiny("llama"), compare_every=1):
         driver = Driver(tiny("llama"), tokens=TIGHT, max_rows=8)
         for prompt in prompts_of():
-            driver.add(prompt, 16)
+            driver.add(prompt, 12)
         driver.step(7)
         driver.core.reset()
-        assert driver.answers(prompts_of(), 16) == [tokens for tokens, _, _ in expected[:8]]
+        assert driver.answers(prompts_of(), 12) == [tokens for tokens, _, _ in expected[:8]]
         driver.core.release()
 
 
@@ -508,7 +509,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(8, few=5), suppress_health_check=list(HealthCheck))
 @example(  # what a rank keeps of free blocks is nobody's
     [("add", 2, 1, 1, 0.0), ("add", 2, 1, 1, 0.0), ("step", 1), ("step", 1), ("relieve", True)], {1}, "resize"
 )

@@ -345,7 +345,7 @@ def test_no_worker_is_blamed_for_what_befell_the_launcher_or_this_process(told: 
 
 
 @pytest.mark.usefixtures("news")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("which", ["mlx_launch.py", "supervisor.py"])
 def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal.Signals) -> None:
     with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:

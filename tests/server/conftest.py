@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import httpx2 as httpx
 import openai
 import pytest
@@ -21,6 +23,7 @@ from support.models.calling import write_calling
 from support.patience import PATIENCE
 
 Serve = Callable[..., str]
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)  # reads all certificates, for each client
 
 
 @contextmanager

@@ -88,14 +88,14 @@ def sent_back(message: Any, thoughts: bool) -> dict[str, Any]:
     return said
 
 
-def computed(ask: Callable[[Any], Any], thoughts: bool) -> list[int]:
+def computed(ask: Callable[[Any], Any], thoughts: bool, turns: int = 4) -> list[int]:
     """How many tokens of each turn's prompt were computed."""
     messages: list[Any] = [
         {"role": "system", "content": "You are a helpful agent. " * 10},
         {"role": "user", "content": "How is the weather?"},
     ]
     counts = []
-    for _ in range(4):
+    for _ in range(turns):
         reply = ask(messages)
         usage = reply.usage
         counts.append(usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens)
@@ -119,7 +119,7 @@ def test_answers_with_their_thoughts_are_computed_no_second_time(tmp_path: Path,
         first, *later = computed(ask, thoughts=True)
     assert first > 400 and all(count <= NEW + 2 * BLOCK for count in later), later
     with agent(tmp_path / "other" / "tiny", KEEPS, answers, config, transcripts=0) as ask:
-        without = computed(ask, thoughts=True)
+        without = computed(ask, thoughts=True, turns=2)
     assert without[1] > later[0] + 20, "the number comes back in another form"
 
 
@@ -178,7 +178,7 @@ LOOPS = (
 @pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_new_question_computes_what_followed_the_last_one(tmp_path: Path, kind: str) -> None:
     """Then the thoughts of all rounds are left out. A recurrent state is kept before them, however many there were."""
-    rounds = 3
+    rounds = 2
     answers = (*(f"step {n}</think>{CALL}" for n in range(rounds)), "so</think>Fine.", "oh</think>Bye")
     system, question = "You are a helpful agent. " * 10, "How is the weather? " * 8
     messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": question}]

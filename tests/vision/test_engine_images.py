@@ -22,13 +22,14 @@ from cortexmlx.vision import reader, sight, towers
 from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
+from support.drafting.draft_models import ask_head
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
 from support.models.tiny import write_tiny
 
 pytest.importorskip("PIL")
 ANSWERS = json.loads((Path(__file__).parent / "recorded" / "answers.json").read_text())
-ASKED: dict[str, Any] = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,9 @@ def part(image: Any) -> dict[str, Any]:
     return {"type": "image", "image": image}
 
 
-def assert_recorded(name: str, results: list[Any]) -> None:
+def assert_recorded(name: str, results: list[Any], tokens: int = ASKED["max_tokens"]) -> None:
     for result, wanted in zip(results, ANSWERS[name], strict=True):
-        assert list(result.token_ids) == [token for token, _ in wanted]
+        assert list(result.token_ids) == [token for token, _ in wanted[:tokens]]
         if result.logprobs:
             given = [each.logprob for each in result.logprobs[:12]]  # float32 of two makers drifts apart
             assert given == pytest.approx([logprob for _, logprob in wanted[:12]], abs=1e-4)
@@ -55,10 +56,10 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         ("qwen3_vl", {}),
         ("qwen3_5", {"prefill_budget": 8}),
         ("qwen3_5", {"speculate": True, "max_rows": 2}),
-        ("qwen3_vl", {"attention": "sim", "prefill_budget": 16}),
+        pytest.param("qwen3_vl", {"attention": "sim", "prefill_budget": 16}, marks=pytest.mark.slow),
         ("qwen3_vl", {"kv_memory": 70_000, "block_size": 8, "prefill_budget": 8}),
         ("qwen3_vl", {"prefix_cache": False, "pipeline": False}),
-        ("mistral3", {"kv_memory": 50_000, "block_size": 8, "prefill_budget": 3}),
+        ("mistral3", {"kv_memory": 50_000, "block_size": 8, "prefill_budget": 5}),
         ("mistral3", {"attention": "sim", "speculate": True}),
         ("llava", {"prefill_budget": 16, "max_rows": 2}),
         ("qwen3_vl_moe", {"prefill_budget": 8}),
@@ -68,13 +69,12 @@ def assert_recorded(name: str, results: list[Any]) -> None:
 def test_answers_are_those_of_transformers_in_any_company(
     folders: dict[str, Path], name: str, options: dict[str, Any]
 ) -> None:
+    asked = {"logprobs": 1, **ASKED, "max_tokens": 32 if "kv_memory" in options else 12}  # so many preempt
     with Engine(folders[name], **{"speculate": False} | options) as engine:
-        for _ in range(1 if "attention" in options else 2):  # the second time much of it is cached
-            handles = [
-                engine.submit(prompt, logprobs=1, n=1 + index % 2, **ASKED) for index, prompt in enumerate(prompts())
-            ]
+        for _ in range(1 if {"attention", "kv_memory"} & {*options} else 2):  # the second time much of it is cached
+            handles = [engine.submit(prompt, n=1 + index % 2, **asked) for index, prompt in enumerate(prompts())]
             results = [handle.result() for handle in handles]
-            assert_recorded(name, results)
+            assert_recorded(name, results, asked["max_tokens"])
             assert all(other.token_ids == result.token_ids for result in results for other in result.others)
         assert options.get("kv_memory") is None or engine.stats().preemptions > 0
 
@@ -85,18 +85,7 @@ def test_drafts_and_the_models_head_change_no_token(folders: dict[str, Path], tm
     with Engine(model, speculate=False) as engine:
         plain = [engine.generate(prompt, **ASKED) for prompt in prompts()]
     with Engine(model) as engine:
-        core = engine._worker.core
-
-        def draft() -> None:  # wrong ones at each step, of the head where it knows the row
-            from cortexmlx.speculation.drafter import HeadQuery
-
-            jobs = [] if core._in_flight else core.scheduler.draftable_jobs
-            rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
-            query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
-            for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
-                core.scheduler.set_drafts(job.id, tokens or [7, 8])
-
-        core.speculation.draft = draft  # type: ignore[method-assign]
+        ask_head(engine._worker.core)
         handles = [engine.submit(prompt, **ASKED) for prompt in prompts()]
         results = [handle.result() for handle in handles]
         assert [each.token_ids for each in results] == [each.token_ids for each in plain]
@@ -115,13 +104,7 @@ def test_an_images_rows_may_be_cut_anywhere_and_no_draft_changes_a_token(folders
         plain = [engine.generate(prompt, **ASKED).token_ids for prompt in asked]
     assert len(set(plain)) == len(plain)
     with Engine(folders["mistral3"], block_size=8, prefill_budget=5) as engine:
-        core = engine._worker.core
-
-        def draft() -> None:  # wrong ones at each step
-            for job in [] if core._in_flight else core.scheduler.draftable_jobs:
-                core.scheduler.set_drafts(job.id, [7, 8])
-
-        core.speculation.draft = draft  # type: ignore[method-assign]
+        ask_head(engine._worker.core)  # there is none
         for _ in range(2):
             handles = [engine.submit(prompt, **ASKED) for prompt in asked]
             results = [handle.result() for handle in handles]
@@ -181,7 +164,7 @@ def test_others_get_tokens_between_the_pieces_of_a_block(
             own(sight, 0.0)
 
         monkeypatch.setattr(Sight, "advance", advance)
-        monkeypatch.setattr(towers, "MAX_PRODUCTS", 50_000)
+        monkeypatch.setattr(towers, "MAX_PRODUCTS", 100_000)
         assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
         others.cancel()
         assert rows == {1}, "who waits for an image has no row"

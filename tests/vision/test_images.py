@@ -231,17 +231,19 @@ def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
         "image_processor": {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 16, "max_soft_tokens": 280}
     }
     gemma_folder = folder_with(tmp_path / "g", gemma, "processor_config.json")
+    qwen_judge = Qwen2VLImageProcessorPil.from_pretrained(qwen)
+    gemma_judge = Gemma4ImageProcessorPil.from_pretrained(gemma_folder)
     for width, height in SIZES:
         picture = PICTURE.convert("RGB").resize((width, height))
         image = open_image(picture)
         for limit, size in ((None, QWEN["size"]), (1000, {"longest_edge": 1000 * 1024, "shortest_edge": 65536})):
-            judge = Qwen2VLImageProcessorPil.from_pretrained(qwen)(picture, size=size)
+            judge = qwen_judge(picture, size=size)
             processor = ImageProcessor(qwen, limit)
             made = processor.make_patches(image)
             np.testing.assert_array_equal(made.patches, judge["pixel_values"])
             assert made.grid == tuple(judge["image_grid_thw"][0])
             assert made.tokens == processor.count_tokens(width, height) == len(made.patches) // 4 <= (limit or 16384)
-        told = Gemma4ImageProcessorPil.from_pretrained(gemma_folder)(picture)
+        told = gemma_judge(picture)
         made = (processor := ImageProcessor(gemma_folder)).make_patches(image)
         np.testing.assert_array_equal(made.patches, told["pixel_values"][0][: len(made.patches)])
         assert made.tokens == processor.count_tokens(width, height) == told["num_soft_tokens_per_image"][0]
@@ -256,15 +258,14 @@ def pixtral_folder(folder: Path) -> Path:
 
 def test_patches_of_pixtral_are_those_of_transformers(tmp_path: Path) -> None:
     folder = pixtral_folder(tmp_path)
+    judge = PixtralImageProcessorPil.from_pretrained(folder)
     for width, height in SIZES:
         picture = PICTURE.convert("RGB").resize((width, height))
         for limit, edge in ((None, 1540), (4160, 1540), (500, 21 * 28)):
             processor = ImageProcessor(folder, limit)
             if (width, height) == (1999, 10) and edge < 1540:
                 continue  # it is refused below
-            told = PixtralImageProcessorPil.from_pretrained(folder)(
-                picture, size={"longest_edge": edge}, patch_size={"height": 28, "width": 28}
-            )
+            told = judge(picture, size={"longest_edge": edge}, patch_size={"height": 28, "width": 28})
             ((rows, columns),) = [(h // 14, w // 14) for h, w in told["image_sizes"]]
             made = processor.make_patches(open_image(picture))
             assert (made.grid, made.merge) == ((1, rows, columns), 2)

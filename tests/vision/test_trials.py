@@ -34,17 +34,17 @@ TRIALS = (
 @pytest.mark.parametrize(("trial", "name"), TRIALS)
 def test_answers_are_those_of_a_request_alone(trial: type[SightedMixedTrial], name: str, tmp_path: Path) -> None:
     kind, counts = sighted_kind(tmp_path, name), Counts()
-    trial(7, kind, 12, tmp_path / "store").run(counts)
+    trial(2, kind, 8, tmp_path / "store").run(counts)
     assert counts.asked["images"] > 4 and counts.accepted > 10
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma4 small", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral3"))]
+    "name", ["mistral3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gemma4 small"))]
 )
 def test_answers_with_adapters_are_those_of_a_request_alone(name: str, tmp_path: Path) -> None:
     kind, counts = sighted_kind(tmp_path, name), Counts()
     adapters = adapters_of(tmp_path / "adapters", kind.folder)
-    SightedAdaptedTrial(7, Adapted(kind, adapters), 12, tmp_path / "store").run(counts)
+    SightedAdaptedTrial(7, Adapted(kind, adapters), 8, tmp_path / "store").run(counts)
     assert counts.asked["images"] > 4
 
 
@@ -76,8 +76,8 @@ from support.models.sighted import picture, shown
 engines = []
 for folder in sys.argv[2:]:
     engines.append(Engine(folder, kv_store=folder + "/store", block_size=8, kv_bits=8, speculate=False))
-    done = engines[-1].generate([shown("s" * 20, picture(64, 64, 3))], max_tokens=32, temperature=0, ignore_eos=True)
-    while engines[-1].stats().kv_store.stored_blocks < (done.usage.prompt_tokens + 32) // 8 - 1:
+    done = engines[-1].generate([shown("s" * 20, picture(64, 64, 3))], max_tokens=12, temperature=0, ignore_eos=True)
+    while engines[-1].stats().kv_store.stored_blocks < (done.usage.prompt_tokens + 12) // 8 - 1:
         time.sleep(0.05)
     print(done.text.encode(), done.usage.prompt_tokens, list(done.token_ids), flush=True)
 os.kill(os.getpid(), 9)
@@ -95,7 +95,7 @@ def test_a_second_question_computes_its_own_tokens_after_kill_9_with_packed_keys
     command = [sys.executable, "-c", ASKING, str(Path(__file__).parents[1]), *folders]
     killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert killed.returncode == -9
-    asked: dict[str, Any] = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
     for folder, line in zip(folders, killed.stdout.splitlines(), strict=True):
         first = [shown("s" * 20, picture(64, 64, 3))]
         options: dict[str, Any] = {"block_size": 8, "kv_bits": 8, "speculate": False}

@@ -210,10 +210,10 @@ def test_a_table_appears_as_a_whole_or_with_the_columns_that_it_had_when_the_win
         ["blue", "450"],
         ["red", "700"],
     ]
-    long = "| a | b |\n|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(40)) + "| longer | 1 |\n"
-    assert len(streamed(cut_in_tokens(long))) == 43
+    long = "| a | b |\n|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(24)) + "| longer | 1 |\n"
+    shown = streamed(cut_in_tokens(long))
+    assert len(shown) == 27 and shown[-3:] == ["22 │ 484", "23 │ 529", "longer │ 1"]
     assert streamed(cut_in_tokens(long), width=9) == streamed([long], width=9), "a list, with a line between the rows"
-    assert streamed(cut_in_tokens(long))[-3:] == ["38 │ 1444", "39 │ 1521", "longer │ 1"]
 
 
 def test_code_appears_line_by_line_before_the_fence_closes() -> None:
@@ -447,7 +447,7 @@ def test_signs_that_have_found_their_end_keep_no_rows_back(line: str) -> None:
 
 
 def test_signs_in_code_below_an_open_sign_stay_as_they_are() -> None:
-    code = "".join(f"  int *p{number} = &a[{number}];\n" for number in range(14))
+    code = "".join(f"  int *p{number} = &a[{number}];\n" for number in range(9))
     stream, rows = MarkdownStream(), []
     for piece in f"- an *item\n\n  ```c\n{code}  ```\n- more\n":
         stream.feed(piece)

@@ -89,7 +89,7 @@ def test_two_models_take_turns_in_the_room_of_one_with_settings_of_their_own(
     assert said.endswith("ended: no request is running\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(number: int, started: Any) -> None:
     process, url, _ = started("--grace", "0", "--log-format", "none")
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:

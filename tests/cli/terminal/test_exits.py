@@ -73,7 +73,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
     assert out.startswith(b" word1") or out == b"\n"
 
 
-@pytest.mark.parametrize("closed", ["2>&- <&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", [pytest.param("2>&- <&-", marks=pytest.mark.slow), ">&- 2>&- <&-"])
 def test_what_is_closed_is_no_error(closed: str) -> None:
     words = [*FAKE_COMMAND, "generate", "fake", "-p", "hi"]
     done = subprocess.run(["sh", "-c", f"{shlex.join(words)} {closed}"], capture_output=True, check=False)
@@ -99,7 +99,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stderr.read() == b""
 
 
-@pytest.mark.parametrize("words", [["--help"], ["chats", "--path"]])
+@pytest.mark.parametrize("words", [["--help"], pytest.param(["chats", "--path"], marks=pytest.mark.slow)])
 def test_a_reader_that_has_gone_before_is_none_either(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

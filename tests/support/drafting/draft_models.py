@@ -10,6 +10,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.scheduling.job import Job, RowTokens
+from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.speculation.speculation import Speculation
 from support.models.tiny import VOCAB, write_tiny, write_tokenizer
 
@@ -71,6 +72,19 @@ class Eager(Speculation):
     def learn(self, plan: object, seconds: float, verified_rows: Sequence[RowTokens]) -> None:
         self.drafted += sum(row.num_drafted for row in verified_rows)
         self.accepted += sum(row.num_accepted for row in verified_rows)
+
+
+def ask_head(core: Any) -> None:
+    """Before each step where it can be, have the head guess three tokens of each row; else they are wrong."""
+
+    def draft() -> None:
+        jobs = [] if core._in_flight else core.scheduler.draftable_jobs
+        rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
+        query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
+        for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
+            core.scheduler.set_drafts(job.id, tokens or [7, 8])
+
+    core.speculation.draft = draft
 
 
 def make_eager(core: EngineCore) -> Eager:
