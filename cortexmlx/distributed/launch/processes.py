@@ -49,7 +49,7 @@ _THREAD_FAILED = re.compile(r"^Exception in thread .*\(_thread_fn\)")
 _NEWS_SECONDS = 1.5
 _SSH_FAILED = "255"
 _LAUNCHER_EXIT_CODES = (str(-signal.SIGTERM), _SSH_FAILED)
-"""The exit codes of ranks, and of their ssh, that `mlx.launch` ends once another has ended."""
+"""The exit codes of ranks, and of their ssh, that `mlx.launch` ends once another has ended, or all if it is ended."""
 
 
 class WorkerProcesses:
@@ -128,7 +128,7 @@ class WorkerProcesses:
         failures: dict[int, str] = {}
         for index, exit_report in enumerate(self._reported_exits()):
             rank, code = int(exit_report["rank"]), exit_report.get("code")
-            is_later = index > 0 or self.launcher_failure is not None
+            is_later = index > 0 or self.launcher_failure is not None or self.launcher_signal is not None
             if code != str(CONTROLLER_LOST) and not (is_later and code in _LAUNCHER_EXIT_CODES):
                 failures.setdefault(
                     rank, exit_report.get("signal") or f"exit code {code or 0}{self._ssh_hint(rank, code)}"

@@ -109,6 +109,9 @@ def test_a_rank_that_ended_because_others_did_is_not_blamed(monkeypatch: pytest.
     text = "[WARN] Node with rank 1 exited with code {}\n[WARN] Node with rank 0 exited with code -15\n"
     assert said(text.format(-9), monkeypatch, tmp_path).failed_ranks() == {1: "exit code -9"}, "by the launcher"
     assert said(text.format(-15), monkeypatch, tmp_path).failed_ranks() == {1: "exit code -15"}, "somebody's kill"
+    program = f"import sys; print({text.format(-15)!r}); sys.exit({128 + signal.SIGTERM})"
+    with running(program, monkeypatch, tmp_path) as ended:
+        assert soon(lambda: ended.has_ended) and ended.failed_ranks() == {}, "the launcher was ended"
     processes = said(after, monkeypatch, tmp_path)
     assert processes.failed_ranks() == {} and processes.last_lines == []
     by_mpi = (
