@@ -23,13 +23,14 @@ from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
 from support.drafting.draft_models import ask_head
+from support.effort import examples
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
 from support.models.tiny import write_tiny
 
 pytest.importorskip("PIL")
 ANSWERS = json.loads((Path(__file__).parent / "recorded" / "answers.json").read_text())
-ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+ASKED: dict[str, Any] = {"max_tokens": examples(32, few=12), "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,9 @@ def assert_recorded(name: str, results: list[Any], tokens: int = ASKED["max_toke
 def test_answers_are_those_of_transformers_in_any_company(
     folders: dict[str, Path], name: str, options: dict[str, Any]
 ) -> None:
-    asked = {"logprobs": 1, **ASKED, "max_tokens": 32 if "kv_memory" in options else 12}  # so many preempt
+    asked = {"logprobs": 1, **ASKED}
+    if "kv_memory" in options:
+        asked["max_tokens"] = 32  # so many preempt
     with Engine(folders[name], **{"speculate": False} | options) as engine:
         for _ in range(1 if {"attention", "kv_memory"} & {*options} else 2):  # the second time much of it is cached
             handles = [engine.submit(prompt, n=1 + index % 2, **asked) for index, prompt in enumerate(prompts())]

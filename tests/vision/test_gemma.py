@@ -19,6 +19,7 @@ from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedI
 from cortexmlx.vision import gemma, towers
 from cortexmlx.vision.images import ImageProcessor, open_image
 from support.drafting.draft_models import ask_head
+from support.effort import examples
 from support.engine.core_driver import Driver
 from support.models.assistants import write_pair
 from support.models.draft_heads import pack, rounded
@@ -27,7 +28,7 @@ from support.models.sighted_gemma import CONFIGS, add_gemma_tower, write_sighted
 
 pytest.importorskip("PIL")
 RECORDED = np.load(Path(__file__).parent / "recorded" / "gemma.npz")
-ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+ASKED: dict[str, Any] = {"max_tokens": examples(32, few=12), "temperature": 0, "ignore_eos": True}
 SMALL, LARGE, UNIFIED, OLD = CONFIGS
 
 
@@ -42,7 +43,7 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         wanted = RECORDED[f"{name} {number} answer"][: ASKED["max_tokens"]]
         assert list(result.token_ids) == wanted[:, 0].astype(int).tolist()
         if result.logprobs:
-            pairs = zip(result.logprobs, wanted, strict=True)
+            pairs = zip(result.logprobs[:12], wanted[:12], strict=True)  # float32 of two makers drifts apart
             off = max(abs(each.logprob - logprob) for each, (_, logprob) in pairs)
             assert off < (2e-5 if name == OLD else 4e-4)  # Gemma 4 scales no scores, so roundings count for more
 
