@@ -244,10 +244,20 @@ def stack_experts(weights: Mapping[str, Any], part: str = "the model", count: in
     return stacked
 
 
+def _turn_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Give qwen3_vl_moe's experts the form of the first checkpoints, `[experts, inputs, outputs]`."""
+    for name in [name for name in weights if name.endswith(".experts.down_proj")]:
+        upper, router = name.replace("down_proj", "gate_up_proj"), name.replace("experts.down_proj", "gate.weight")
+        if weights[name].shape[1] == weights[upper].shape[2] == weights[router].shape[1]:
+            weights |= {each: weights[each].swapaxes(1, 2) for each in (name, upper)}
+    return weights
+
+
 _RENAMINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
     "gpt_oss": _turn_experts,
     "qwen3_5_moe": lambda weights: stack_experts({n: w for n, w in weights.items() if "mtp." not in n}),
+    "qwen3_vl_moe": _turn_stored_experts,
 }
 """By model type, what brings the tensors that transformers saves to the form of the first checkpoints."""
 

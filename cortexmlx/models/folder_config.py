@@ -109,6 +109,8 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
         settings |= {names[name]: value for name, value in each.items() if name in names}
     settings |= _older_layer_types(config)
+    if config.get("model_type") == "qwen3_vl_moe_text":
+        settings["norm_topk_prob"] = True  # whatever it says, transformers divides by the sum
     text = config.get("text_config")
     if isinstance(text, Mapping):
         inner = older_settings(text)

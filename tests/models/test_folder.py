@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE, disagreement, greedy
 from support.folders import CONFIG, fails, write_folder
+from support.models.draft_heads import fuse_experts
 from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -327,6 +329,7 @@ def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() ->
     for outer, tensors, tied in ((True, ["lm_head.weight"], False), (False, ["norm.weight"], True), (False, [], False)):
         config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": outer}
         assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
+    assert older_settings({"text_config": {"model_type": "qwen3_vl_moe_text"}})["text_config"]["norm_topk_prob"]
     assert "partial_rotary_factor" not in within, "it is not of all layers"
 
 
@@ -411,14 +414,18 @@ def unstack(weights: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
-@pytest.mark.parametrize(("kind", "saved"), [("gpt_oss", fuse), ("gpt2", prefix), ("qwen3_5_moe", unstack)])
+@pytest.mark.parametrize(
+    ("kind", "saved"),
+    [("gpt_oss", fuse), ("gpt2", prefix), ("qwen3_5_moe", unstack), ("qwen3_vl_moe", fuse_experts)],
+)
 def test_tensors_are_read_as_transformers_5_saves_them(
     tmp_path: Path, kind: str, saved: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     import mlx.core as mx
     from mlx_lm.utils import load_model as load
 
-    folder = write_tiny(tmp_path / "m", kind)
+    write: Any = partial(write_vision, renamed=as_mlx_community) if kind in TEXT else write_tiny
+    folder = write(tmp_path / "m", kind)
     file = str(folder / "model.safetensors")
     wanted = logits(load(folder)[0])
     weights: Any = dict(mx.load(file))
