@@ -118,6 +118,7 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
             has_head = any(name.endswith("lm_head.weight") for name in tensors)
             is_tied = config["tie_word_embeddings"] or (tensors and text.get("tie_word_embeddings"))
             inner["tie_word_embeddings"] = bool(is_tied) and not has_head
+        settings |= {name: text[name] for name in {"vocab_size"} & (text.keys() - config.keys())}
         settings["text_config"] = {**text, **inner}
     return settings
 
