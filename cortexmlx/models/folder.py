@@ -80,6 +80,7 @@ def check_folder_config(folder: Path) -> None:
     if package_message := missing_package(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)
+    older_settings(config)
     try:
         import_mlx_lm_utils()._get_classes(config)
     except Exception as error:

@@ -49,6 +49,10 @@ _ONLY: dict[Any, dict[str, Any]] = {
 }
 """By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
 
+_LIKE_LLAMA = ("llama", "mistral", "ministral3", "mistral4")
+_LANGUAGE_PARTS: dict[Any, tuple[str, ...]] = dict.fromkeys(("llava", "mistral3", "pixtral"), _LIKE_LLAMA)
+"""By the type of models that transformers has with any language part, its types that mlx-lm computes as they are."""
+
 _TEXT_ALONE = ("qwen3_5_text", "qwen3_5_moe_text")
 """What transformers 5 calls the language part that it saves alone. mlx-lm's class of the whole model reads it."""
 
@@ -113,6 +117,12 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
         settings["norm_topk_prob"] = True  # whatever it says, transformers divides by the sum
     text = config.get("text_config")
     if isinstance(text, Mapping):
+        kind = text.get("model_type") or "llama"
+        if kind not in _LANGUAGE_PARTS.get(config.get("model_type"), (kind,)):
+            raise ModelUnsupported(
+                f"the language part is {kind!r}, but mlx-lm computes that of {config['model_type']!r} as a llama: its "
+                "answers would be wrong. Run this model with transformers."
+            )
         inner = older_settings(text)
         if "tie_word_embeddings" in config:  # for transformers 5, the outer one counts, but the weights know better
             has_head = any(name.endswith("lm_head.weight") for name in tensors)

@@ -15,6 +15,7 @@ import pytest
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
+from cortexmlx.models.folder import check_folder_config
 from cortexmlx.models.folder_config import (
     foreign_quantization,
     note_other_answers,
@@ -331,6 +332,8 @@ def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() ->
         assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
     moe = older_settings({"text_config": {"model_type": "qwen3_vl_moe_text", "vocab_size": 9}})
     assert (moe["vocab_size"], moe["text_config"]["norm_topk_prob"]) == (9, True)
+    with pytest.raises(ModelUnsupported, match="language part is 'gemma', but mlx-lm"):
+        older_settings({"model_type": "llava", "text_config": {"model_type": "gemma"}})
     assert "partial_rotary_factor" not in within, "it is not of all layers"
 
 
@@ -344,7 +347,10 @@ def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path)
 )
 def test_a_setting_that_mlx_lm_does_not_read_is_refused(tmp_path: Path, kind: str, setting: dict[str, Any]) -> None:
     (name, value), *_ = setting.items()
-    fails(write_tiny(tmp_path / "m", kind, **setting), ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+    folder = write_tiny(tmp_path / "m", kind, **setting)
+    fails(folder, ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+    with pytest.raises(ModelUnsupported):  # before its weights are fetched
+        check_folder_config(folder)
 
 
 def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_applied(tmp_path: Path) -> None:
