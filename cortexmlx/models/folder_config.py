@@ -294,6 +294,9 @@ def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
         f"answers {differ} chooses experts without e_score_correction_bias": kind == "ernie4_5_moe",
         f"answers {differ} normalizes the groups of a layer together": kind == "mamba2"
         and config.get("n_groups", 1) > 1,
+        f"answers {differ} shows no token of a text those after it": any(
+            part.get("use_bidirectional_attention") in (True, "all") for part in language_configs(config)
+        ),
     }
     return tuple(note for note, applies in notes.items() if applies)
 

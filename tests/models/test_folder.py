@@ -387,6 +387,8 @@ def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_a
         ({"model_type": "ernie4_5_moe"}, ["e_score_correction_bias"]),
         ({"model_type": "mamba2", "n_groups": 8}, ["groups"]),
         ({"model_type": "mamba2", "n_groups": 1}, []),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "all"}}, ["no token of a text"]),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}, []),
     ],
 )
 def test_where_mlx_lm_computes_otherwise_is_told(settings: dict[str, Any], notes: list[str]) -> None:
