@@ -38,7 +38,10 @@ _PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") |
 )
 """By model type, the setting from which mlx-lm counts the layers with full attention: every n-th."""
 
+_SWIGLU: tuple[str, ...] = ("llama", "mistral", "ministral3", "mistral4", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_SWIGLU += ("qwen2_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text")
 _ONLY: dict[Any, dict[str, Any]] = {
+    **{kind: {"hidden_act": "silu"} for kind in _SWIGLU},
     "deepseek_v3": {"rope_interleave": True},
     "falcon_h1": {"attention_in_multiplier": 1.0},
     "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},

@@ -343,12 +343,17 @@ def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting"), [("gpt_oss", {"swiglu_limit": 1.0}), ("gemma3_text", {"final_logit_softcapping": 3.0})]
+    ("kind", "setting"),
+    [
+        ("gpt_oss", {"swiglu_limit": 1.0}),
+        ("gemma3_text", {"final_logit_softcapping": 3.0}),
+        ("llama", {"hidden_act": "relu"}),
+    ],
 )
 def test_a_setting_that_mlx_lm_does_not_read_is_refused(tmp_path: Path, kind: str, setting: dict[str, Any]) -> None:
     (name, value), *_ = setting.items()
     folder = write_tiny(tmp_path / "m", kind, **setting)
-    fails(folder, ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+    fails(folder, ModelUnsupported, f"has {name} {json.dumps(value)}, but mlx-lm", "only as")
     with pytest.raises(ModelUnsupported):  # before its weights are fetched
         check_folder_config(folder)
 
