@@ -12,7 +12,6 @@ after it, as here.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,10 @@ from mlx_lm.models.base import create_attention_mask
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from cortexmlx.models import weights as model_weights
-from cortexmlx.models.folder import translate_weight_errors
+from cortexmlx.models.folder import stack_experts, translate_weight_errors
 from cortexmlx.models.folder_config import LAST_LAYER_MODELS, head_prefix
 from cortexmlx.models.safetensors_check import find_tensors, read_safetensors_header
 from cortexmlx.types.arrays import dtype_name
-
-_EXPERT = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(\w+\.\w+)")
 
 _LAST_LAYERS: dict[type, Callable[..., nn.Module]] = {
     deepseek_v3.Model: deepseek_v3.DeepseekV3DecoderLayer,
@@ -139,7 +136,8 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
         if is_last_layer:
             weights = _convert_last_layer(folder, weights, model)
         else:
-            weights = _stack_experts(folder, weights, getattr(model, "language_model", model).args.num_experts)
+            count = getattr(model, "language_model", model).args.num_experts
+            weights = stack_experts(_part_experts(weights), f"the draft head (mtp.*) in {folder}", count)
         quantize_head(folder, head, weights, config.get("quantization") or {})
         check_tensors(folder, head, weights)
         if not is_last_layer:
@@ -193,35 +191,22 @@ def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn
     return converted | {f"layers.0.{name.removeprefix(before)}": value for name, value in layer.items()}
 
 
-def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) -> dict[str, mx.array]:
-    """Return the tensors with those of the `count` experts in the layout of mlx-lm's `SwitchGLU`.
-
-    Checkpoints have them one by one, or stacked with the gate's and the up projection's rows in one tensor.
+def _part_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the tensors with stacked experts, whose gate's and up projection's rows are in one tensor, in the layout
+    of mlx-lm's `SwitchGLU`.
     """
-    stacked: dict[str, mx.array] = {}
-    experts: dict[str, dict[int, mx.array]] = defaultdict(dict)
+    parted: dict[str, mx.array] = {}
     for name, value in weights.items():
         mlp, _, part = name.partition(".experts.")
-        if match := _EXPERT.fullmatch(name):
-            experts[f"{match[1]}.switch_mlp.{match[3]}"][int(match[2])] = value
-        elif part == "gate_up_proj" and value.ndim == 3:
+        if part == "gate_up_proj" and value.ndim == 3:
             middle = value.shape[1] // 2
-            stacked[f"{mlp}.switch_mlp.gate_proj.weight"] = value[:, :middle]
-            stacked[f"{mlp}.switch_mlp.up_proj.weight"] = value[:, middle:]
+            parted[f"{mlp}.switch_mlp.gate_proj.weight"] = value[:, :middle]
+            parted[f"{mlp}.switch_mlp.up_proj.weight"] = value[:, middle:]
         elif part == "down_proj":
-            stacked[f"{mlp}.switch_mlp.down_proj.weight"] = value
+            parted[f"{mlp}.switch_mlp.down_proj.weight"] = value
         else:
-            stacked[name] = value
-    for name, values in experts.items():
-        if missing := sorted(set(range(count)) - set(values)):
-            raise ModelCorrupt(
-                f"the draft head in {folder} lacks mtp.{name} of {len(missing)} of {count} experts, for example of "
-                f"expert {missing[0]}. Download the model again."
-            )
-        if len(shapes := {value.shape for value in values.values()}) > 1:
-            raise ModelCorrupt(f"mtp.{name} in {folder} is of the shapes {sorted(shapes)}. Download the model again.")
-        stacked[name] = mx.stack([values[expert] for expert in sorted(values)])
-    return stacked
+            parted[name] = value
+    return parted
 
 
 def quantize_head(

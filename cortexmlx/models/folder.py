@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.types.arrays import dtype_name
+
+_EXPERT = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(\w+\.\w+)")
 
 
 def load_folder(
@@ -77,6 +80,7 @@ def check_folder_config(folder: Path) -> None:
     if package_message := missing_package(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)
+    older_settings(config)
     try:
         import_mlx_lm_utils()._get_classes(config)
     except Exception as error:
@@ -215,23 +219,52 @@ def _turn_experts(weights: dict[str, Any]) -> dict[str, Any]:
     return weights | {f"{name}.weight": mx.contiguous(weights.pop(name).swapaxes(1, 2)) for name in names}
 
 
-def _stack_experts(weights: dict[str, Any]) -> dict[str, Any]:
-    """Stack the matrices of a layer's experts, which mlx-lm's `qwen3_5_moe` knows only as one tensor. Those of a draft
-    head stay as they are.
+def stack_experts(weights: Mapping[str, Any], part: str = "the model", count: int = 0) -> dict[str, Any]:
+    """Return the tensors with those of experts that are stored one by one in the layout of mlx-lm's `SwitchGLU`. Raises
+    ModelCorrupt, which names the `part` with them, if there are fewer than `count` or they do not fit together.
     """
     import mlx.core as mx
 
-    experts: dict[str, dict[int, Any]] = {}
-    for name in [*weights]:
-        if match := re.fullmatch(r"((?!.*mtp\.).*\.mlp\.)experts\.(\d+)\.(\w+_proj\.weight)", name):
-            experts.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = weights.pop(name)
-    return weights | {name: mx.stack([each[i] for i in sorted(each)]) for name, each in experts.items()}
+    stacked: dict[str, Any] = {}
+    experts: dict[str, dict[int, Any]] = defaultdict(dict)
+    for name, value in weights.items():
+        if match := _EXPERT.fullmatch(name):
+            experts[f"{match[1]}.switch_mlp.{match[3]}"][int(match[2])] = value
+        else:
+            stacked[name] = value
+    for name, values in experts.items():
+        count = count or max(values) + 1
+        if missing := sorted(set(range(count)) - set(values)):
+            raise ModelCorrupt(
+                f"{part} lacks {name} of {len(missing)} of {count} experts, for example of expert {missing[0]}. "
+                "Download the model again."
+            )
+        if len(shapes := {value.shape for value in values.values()}) > 1:
+            raise ModelCorrupt(f"{part} has {name} of the shapes {sorted(shapes)}. Download the model again.")
+        stacked[name] = mx.stack([values[expert] for expert in sorted(values)])
+    return stacked
+
+
+def _turn_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Give qwen3_vl_moe's experts the form of the first checkpoints, `[experts, inputs, outputs]`."""
+    for name in [name for name in weights if name.endswith(".experts.down_proj")]:
+        upper, router = name.replace("down_proj", "gate_up_proj"), name.replace("experts.down_proj", "gate.weight")
+        if weights[name].shape[1] == weights[upper].shape[2] == weights[router].shape[1]:
+            weights |= {each: weights[each].swapaxes(1, 2) for each in (name, upper)}
+    return weights
+
+
+def _move_head(weights: dict[str, Any]) -> dict[str, Any]:
+    """Move an output matrix of its own to where mlx-lm's `gemma4` has it."""
+    return {"language_model." * (name == "lm_head.weight") + name: weight for name, weight in weights.items()}
 
 
 _RENAMINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _move_head),
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
     "gpt_oss": _turn_experts,
-    "qwen3_5_moe": _stack_experts,
+    "qwen3_5_moe": lambda weights: stack_experts({n: w for n, w in weights.items() if "mtp." not in n}),
+    "qwen3_vl_moe": _turn_stored_experts,
 }
 """By model type, what brings the tensors that transformers saves to the form of the first checkpoints."""
 

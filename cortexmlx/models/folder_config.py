@@ -38,7 +38,10 @@ _PERIODS = dict.fromkeys(("gemma3_text", "cohere2"), "sliding_window_pattern") |
 )
 """By model type, the setting from which mlx-lm counts the layers with full attention: every n-th."""
 
+_SILU: tuple[str, ...] = ("llama", "mistral", "ministral3", "mistral4", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_SILU += ("qwen2_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text")
 _ONLY: dict[str, dict[str, Any]] = {
+    **{kind: {"hidden_act": "silu"} for kind in _SILU},
     "deepseek_v3": {"rope_interleave": True},
     "falcon_h1": {"attention_in_multiplier": 1.0},
     "falcon_mamba": {"layer_norm_epsilon": 1e-5},
@@ -50,6 +53,10 @@ _ONLY: dict[str, dict[str, Any]] = {
     "olmoe": {"clip_qkv": None},
 }
 """By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
+
+_LIKE_LLAMA = ("llama", "mistral", "ministral3", "mistral4")
+_LANGUAGE_PARTS: dict[str, tuple[str, ...]] = dict.fromkeys(("llava", "mistral3", "pixtral"), _LIKE_LLAMA)
+"""By the type of models that transformers has with any language part, its types that mlx-lm computes as they are."""
 
 _TEXT_ALONE = ("qwen3_5_text", "qwen3_5_moe_text")
 """What transformers 5 calls the language part that it saves alone. mlx-lm's class of the whole model reads it."""
@@ -97,13 +104,7 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     """Return what transformers 5 writes under new names or in new forms as mlx-lm's classes read it: for what they do
     not find they take defaults without a word. `tensors` are the weights' names. A changed `text_config` is whole.
     """
-    kind = str(config.get("model_type"))
-    for name, only in _ONLY.get(kind, {}).items():
-        if (value := config.get(name, only)) != only:
-            raise ModelUnsupported(
-                f"config.json has {name} {json.dumps(value):.60}, but mlx-lm computes {kind} only as with "
-                f"{json.dumps(only)}: its answers would be wrong. Run this model with transformers."
-            )
+    _refuse_other_models(config)
     settings = _older_rope_settings(config)
     stated = {**settings, **config}
     settings |= {old: stated[new] for old, new in _NEWER_NAMES.items() if new in stated and old not in config}
@@ -112,6 +113,8 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
         settings |= {names[name]: each[name] for name in names if isinstance(each, Mapping) and name in each}
     settings |= _older_layer_types(config)
+    if config.get("model_type") == "qwen3_vl_moe_text":
+        settings["norm_topk_prob"] = True  # whatever it says, transformers divides by the sum
     text = config.get("text_config")
     if isinstance(text, Mapping):
         inner = older_settings(text)
@@ -119,8 +122,27 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
             has_head = any(name.endswith("lm_head.weight") for name in tensors)
             is_tied = config["tie_word_embeddings"] or (tensors and text.get("tie_word_embeddings"))
             inner["tie_word_embeddings"] = bool(is_tied) and not has_head
+        settings |= {name: text[name] for name in {"vocab_size"} & (text.keys() - config.keys())}
         settings["text_config"] = {**text, **inner}
     return settings
+
+
+def _refuse_other_models(config: Mapping[str, Any]) -> None:
+    """Raise ModelUnsupported for settings with which mlx-lm's class computes another model."""
+    kind, text = str(config.get("model_type")), config.get("text_config")
+    for name, only in _ONLY.get(kind, {}).items():
+        value = config.get(name, only)
+        if value != only and (value, only) != ("swish", "silu"):
+            raise ModelUnsupported(
+                f"config.json has {name} {json.dumps(value):.60}, but mlx-lm computes {kind} only as with "
+                f"{json.dumps(only)}: its answers would be wrong. Run this model with transformers."
+            )
+    part = text.get("model_type") if isinstance(text, Mapping) else None
+    if part is not None and part not in _LANGUAGE_PARTS.get(kind, (part,)):
+        raise ModelUnsupported(
+            f"the language part is {part!r:.60}, but mlx-lm computes that of {kind!r} as a llama: its answers would be "
+            "wrong. Run this model with transformers."
+        )
 
 
 def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,6 +303,9 @@ def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
         f"answers {differ} chooses experts without e_score_correction_bias": kind == "ernie4_5_moe",
         f"answers {differ} normalizes the groups of a layer together": kind == "mamba2"
         and config.get("n_groups", 1) != 1,
+        f"answers {differ} shows no token of a text those after it": any(
+            part.get("use_bidirectional_attention") in (True, "all") for part in language_configs(config)
+        ),
     }
     return tuple(note for note, applies in notes.items() if applies)
 

@@ -177,7 +177,8 @@ class StepImages:
             return
         args = model.language_model.args
         settings = {**(getattr(args, "rope_scaling", None) or {}), **(getattr(args, "rope_parameters", None) or {})}
-        sections = tuple(settings.get("mrope_section", (24, 20, 20)))
+        usual = (11, 11, 10) if args.model_type.startswith("qwen3_5") else (24, 20, 20)  # transformers' defaults
+        sections = tuple(settings.get("mrope_section", usual))
         for layer in (*model.language_model.model.layers, *more_layers):
             rope = getattr(getattr(layer, "self_attn", None), "rope", None)
             if rope is not None:

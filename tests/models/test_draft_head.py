@@ -208,7 +208,7 @@ MLP = "layers.0.mlp"
         ("qwen3_5", lambda t: t | {"fc.scales": mx.zeros((32, 0))}, ModelCorrupt, "packed .* do not fit"),
         ("qwen3_5", lambda t: t | {"layers.1.mlp.x": t["fc.weight"]}, ModelUnsupported, r"1 tensors .* mtp\.layers\.1"),
         ("qwen3_5_moe", lambda t: without(draft_heads.split_experts(t), f"{MLP}.experts.2.up_proj.weight"),
-         ModelCorrupt, r"mtp\.layers\.0\.mlp\.switch_mlp\.up_proj\.weight of 1 of 4 experts, for example of expert 2"),
+         ModelCorrupt, r"mtp.* layers\.0\.mlp\.switch_mlp\.up_proj\.weight of 1 of 4 experts, for example of expert 2"),
         ("qwen3_5_moe", lambda t: draft_heads.split_experts(t) | {f"{MLP}.experts.2.up_proj.weight": mx.zeros((2, 2))},
          ModelCorrupt, r"of the shapes \[\(2, 2\), \(16, 32\)\]"),
     ],

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
+from cortexmlx.models.folder import check_folder_config
 from cortexmlx.models.folder_config import (
     foreign_quantization,
     note_other_answers,
@@ -29,6 +31,7 @@ from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE, disagreement, greedy
 from support.folders import CONFIG, fails, write_folder
+from support.models.draft_heads import fuse_experts
 from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -329,6 +332,10 @@ def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() ->
     for outer, tensors, tied in ((True, ["lm_head.weight"], False), (False, ["norm.weight"], True), (False, [], False)):
         config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": outer}
         assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
+    moe = older_settings({"text_config": {"model_type": "qwen3_vl_moe_text", "vocab_size": 9}})
+    assert (moe["vocab_size"], moe["text_config"]["norm_topk_prob"]) == (9, True)
+    with pytest.raises(ModelUnsupported, match="language part is 'gemma', but mlx-lm"):
+        older_settings({"model_type": "llava", "text_config": {"model_type": "gemma"}})
     assert "partial_rotary_factor" not in within, "it is not of all layers"
 
 
@@ -348,11 +355,19 @@ def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting"), [("gpt_oss", {"swiglu_limit": 1.0}), ("gemma3_text", {"final_logit_softcapping": 3.0})]
+    ("kind", "setting"),
+    [
+        ("gpt_oss", {"swiglu_limit": 1.0}),
+        ("gemma3_text", {"final_logit_softcapping": 3.0}),
+        ("llama", {"hidden_act": "relu"}),
+    ],
 )
 def test_a_setting_that_mlx_lm_does_not_read_is_refused(tmp_path: Path, kind: str, setting: dict[str, Any]) -> None:
     (name, value), *_ = setting.items()
-    fails(write_tiny(tmp_path / "m", kind, **setting), ModelUnsupported, f"has {name} {value}, but mlx-lm", "only as")
+    folder = write_tiny(tmp_path / "m", kind, **setting)
+    fails(folder, ModelUnsupported, f"has {name} {json.dumps(value)}, but mlx-lm", "only as")
+    with pytest.raises(ModelUnsupported):  # before its weights are fetched
+        check_folder_config(folder)
 
 
 def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_applied(tmp_path: Path) -> None:
@@ -381,6 +396,8 @@ def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_a
         ({"model_type": "ernie4_5_moe"}, ["e_score_correction_bias"]),
         ({"model_type": "mamba2", "n_groups": 8}, ["groups"]),
         ({"model_type": "mamba2", "n_groups": 1}, []),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "all"}}, ["no token of a text"]),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}, []),
     ],
 )
 def test_where_mlx_lm_computes_otherwise_is_told(settings: dict[str, Any], notes: list[str]) -> None:
@@ -415,14 +432,29 @@ def unstack(weights: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
-@pytest.mark.parametrize(("kind", "saved"), [("gpt_oss", fuse), ("gpt2", prefix), ("qwen3_5_moe", unstack)])
+def move_head(weights: dict[str, Any]) -> dict[str, Any]:
+    """gemma4's output matrix as transformers saves it."""
+    return {name.replace("language_model.lm_head", "lm_head"): weight for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved"),
+    [
+        ("gpt_oss", fuse),
+        ("gpt2", prefix),
+        ("qwen3_5_moe", unstack),
+        ("qwen3_vl_moe", fuse_experts),
+        ("gemma4", move_head),
+    ],
+)
 def test_tensors_are_read_as_transformers_5_saves_them(
     tmp_path: Path, kind: str, saved: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     import mlx.core as mx
     from mlx_lm.utils import load_model as load
 
-    folder = write_tiny(tmp_path / "m", kind)
+    write: Any = partial(write_vision, renamed=as_mlx_community) if kind in TEXT else write_tiny
+    folder = write(tmp_path / "m", kind)
     file = str(folder / "model.safetensors")
     wanted = logits(load(folder)[0])
     weights: Any = dict(mx.load(file))
@@ -678,6 +710,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3_vl_moe": QWEN3_MOE | EXPERTS,
     "gemma3": CONFIGS["gemma3_text"],
+    "gemma4": GEMMA4 | {"tie_word_embeddings": False},
     "mistral3": {"model_type": "ministral3", "rope_parameters": ROPE},
     "llava": {"model_type": "ministral3", "rope_parameters": ROPE},
     "pixtral": {"model_type": "mistral"},
@@ -704,7 +737,7 @@ def write_vision(folder: Path, kind: str, renamed: Callable[[str], str], *towers
 
     text = CONFIGS["llama"] | TEXT[kind]
     config = {"model_type": kind, "text_config": text, "vision_config": {"hidden_size": 24}, "eos_token_id": 257}
-    config["tie_word_embeddings"] = text.get("tie_word_embeddings", True)
+    config |= {"tie_word_embeddings": text.get("tie_word_embeddings", True), "vocab_size": text["vocab_size"]}
     CONFIGS[f"vision {kind}"] = config
     try:
         write_tiny(folder, f"vision {kind}")
@@ -726,7 +759,7 @@ def write_vision(folder: Path, kind: str, renamed: Callable[[str], str], *towers
         ("qwen2_5_vl", as_transformers_now, "model.visual"),
         ("qwen3_vl", as_transformers_now, "model.visual"),
         ("qwen3_vl_moe", as_mlx_community, "vision_tower"),
-        pytest.param("gemma3", as_mlx_community, "multi_modal_projector", marks=pytest.mark.slow),
+        ("gemma3", as_mlx_community, "multi_modal_projector"),
         ("mistral3", as_transformers_now, "model.vision_tower"),
         ("llava", as_mlx_community, "vision_tower"),
         ("pixtral", as_mlx_community, "vision_tower"),

@@ -82,6 +82,15 @@ def test_answers_are_those_of_transformers_in_any_company(
         assert options.get("kv_memory") is None or engine.stats().preemptions > 0
 
 
+def test_sections_of_positions_are_transformers_own_where_none_are_stated(tmp_path: Path) -> None:
+    rope, answers = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0}, []
+    for stated in ({}, {"mrope_section": [11, 11, 10]}):
+        folder = write_sighted(tmp_path / str(len(stated)), head_dim=96, rope_parameters=rope | stated)
+        with Engine(folder) as engine:
+            answers.append(engine.generate([shown("what?", picture(64, 16))], logprobs=1, **ASKED).logprobs)
+    assert answers[0] == answers[1]
+
+
 def test_drafts_and_the_models_head_change_no_token(folders: dict[str, Path], tmp_path: Path) -> None:
     write_draft_head(tmp_path / "head", "qwen3_5")
     model = add_sight(tmp_path / "head", "qwen3_5")

@@ -44,17 +44,21 @@ class ConversationFitter:
     def __init__(self, render: RenderMessages) -> None:
         self._render = render
         self._repair_needed: dict[TemplateRepair, bool] = {}
+        self._form: Callable[[TemplateMessages], TemplateMessages] = lambda messages: messages
+        parts = TemplateRepair(_write_parts, (_ASK,), ("the question",))
+        if self._count_words(parts, _write_parts(parts.probe)) > self._count_words(parts, parts.probe):
+            self._form = _write_parts  # as LLaVA's templates read texts; they would write nothing of others
 
     def render(self, messages: TemplateMessages, render: RenderMessages) -> str | list[int]:
         """Render the messages, repaired as needed. Raises what `render` raises for the originals if no repair helps."""
         messages = self._apply_needed(messages, REPAIRS)
         try:
-            return render(messages)
+            return render(self._form(messages))
         except Exception:  # a template is other people's code
-            repaired_messages = _repair_minimally(messages, render)
+            repaired_messages = _repair_minimally(messages, lambda said: render(self._form(said)))
             if repaired_messages is None:
                 raise
-        return render(repaired_messages)
+        return render(self._form(repaired_messages))
 
     def _apply_needed(self, messages: TemplateMessages, repairs: Sequence[TemplateRepair]) -> TemplateMessages:
         """Apply those of the `repairs` that the template needs. Return the messages."""
@@ -78,7 +82,7 @@ class ConversationFitter:
     def _count_words(self, repair: TemplateRepair, messages: TemplateMessages) -> int:
         """Return how many of a repair's words the template writes, in order; -1 if it refuses the messages."""
         try:
-            text = self._render(messages)
+            text = self._render(self._form(messages))
         except Exception:
             return -1
         if not isinstance(text, str):
@@ -404,6 +408,11 @@ def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
         return {**{name: value for name, value in each.items() if name != "tool_calls"}, "content": text}
 
     return _unless_same([written(each) for each in messages], messages)
+
+
+def _write_parts(messages: TemplateMessages) -> TemplateMessages:
+    """Make each text a list of one part."""
+    return [{**each, "content": [{"type": "text", "text": _message_text(each)}]} for each in messages]
 
 
 def _unless_same(new_messages: TemplateMessages, messages: TemplateMessages) -> TemplateMessages:

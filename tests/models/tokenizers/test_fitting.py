@@ -225,6 +225,14 @@ def test_words_beside_thoughts_and_calls_are_kept_where_a_template_takes_one_of_
     assert "thought\nlet me look<channel|><|tool_call>" in text and text.endswith("<tool_response|>")
 
 
+def test_texts_are_parts_where_a_template_reads_nothing_else() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% for each in m.content | selectattr('type', 'equalto', 'text') %}"
+        " {{ each.text }}{% endfor %};{% endfor %}"
+    )
+    assert fitted(template, user("hi"), answer("yes?"), user("why?")) == "user: hi;assistant: yes?;user: why?;"
+
+
 def test_calls_and_results_are_texts_where_a_template_knows_none() -> None:
     """LFM2's leaves calls out, Phi's results too, and Gemma's refuse both: the history may be another model's."""
     said = [user("q"), calling("1", "2", content="so"), result("1"), result("2", "wet"), answer("a"), user("r")]
