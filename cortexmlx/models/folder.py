@@ -147,7 +147,7 @@ def _build_model(
     _check_no_own_code(folder, config)
     utils = import_mlx_lm_utils()
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
-    prepare = _decode_small_floats if foreign_quantization(config) == "fp8" else _RENAMINGS.get(config["model_type"])
+    prepare = _decode_small_floats if foreign_quantization(config) == "fp8" else _CONVERSIONS.get(config["model_type"])
     if prepare is not None:
         classes = options.get("get_model_classes", utils._get_classes)
         options["get_model_classes"] = lambda config: _prepare_weights(prepare, *classes(config))
@@ -259,7 +259,7 @@ def _move_head(weights: dict[str, Any]) -> dict[str, Any]:
     return {"language_model." * (name == "lm_head.weight") + name: weight for name, weight in weights.items()}
 
 
-_RENAMINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+_CONVERSIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), _move_head),
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
     "gpt_oss": _turn_experts,
