@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -20,7 +21,7 @@ from cortexmlx.errors import HostRefused
 from cortexmlx.execution.autotuning import choose_kernels
 from cortexmlx.execution.execution_modes import PagedMode
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.shared_choice import SharedSamplerFactory
+from cortexmlx.execution.shared_choice import SharedSampler
 from cortexmlx.kv.spec import LayerGroup, group_layers, paged_groups, quantize_groups
 from cortexmlx.models.loaded import LoadedModel, check_logits
 from cortexmlx.models.sharding import CutMode, load_part
@@ -64,7 +65,7 @@ class OpenedRank:
             self.info.vocab_size,
             backend.attend,
             backend.writer,
-            make_sampler=SharedSamplerFactory(self._group),
+            make_sampler=partial(SharedSampler, self._group),
         )
         if backend.writer is not None:
             _run_kernel_checks(backend.writer.kernel_checks(loaded.model))

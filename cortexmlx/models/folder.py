@@ -254,13 +254,11 @@ def _turn_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
-def _move_head(weights: dict[str, Any]) -> dict[str, Any]:
-    """Move an output matrix of its own to where mlx-lm's `gemma4` has it."""
-    return {"language_model." * (name == "lm_head.weight") + name: weight for name, weight in weights.items()}
-
-
 _CONVERSIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    **dict.fromkeys(("gemma4", "gemma4_unified"), _move_head),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_unified"),
+        lambda weights: {"language_model." * (name == "lm_head.weight") + name: w for name, w in weights.items()},
+    ),
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
     "gpt_oss": _turn_experts,
     "qwen3_5_moe": lambda weights: stack_experts({n: w for n, w in weights.items() if "mtp." not in n}),

@@ -57,9 +57,9 @@ transformers 4 and 5 write them, too. Where mlx-lm computes otherwise than trans
 noted. Qwen3-VL, Qwen3.5, Qwen3.6, Gemma 3, Gemma 4, Mistral 3 and Pixtral [see images](images.md). Of others that see
 or hear, the language part runs, with a note.
 
-Of mlx-lm {version}'s {all} types below, {paged} are paged and {alone} run one request at a time. For each, a tiny random model
-was run here and by mlx-lm with the same float32 weights. `python -m tests.architectures llama` repeats that for a type,
-`--write` for this page.
+Of mlx-lm {version}'s {all} types below, {paged} are paged and {alone} run one request at a time. For each, a tiny
+random model was run here and by mlx-lm with the same float32 weights. `python -m tests.architectures llama` repeats
+that for a type, `--write` for this page.
 
 The judge is mlx-lm with one sequence, on its own caches. Every greedy answer of {steps} tokens must be the same.
 Sampled forks are judged by their log-probabilities. In *batch*, each logit is also within {tolerance:g} of mlx-lm's.

@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.execution.shared_choice import SharedSamplerFactory
+from cortexmlx.execution.shared_choice import SharedSampler
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -48,7 +48,7 @@ def logits(rows: int = 3) -> mx.array:
 
 def test_rank_0_tells_what_the_sampler_of_one_process_chooses(summed: list[tuple[mx.array, Any]]) -> None:
     group = of_rank(0)
-    mine, theirs = SharedSamplerFactory(group)(ROWS, 40), BatchSampler(ROWS, 40)
+    mine, theirs = SharedSampler(group, ROWS, 40), BatchSampler(ROWS, 40)
     for step in range(3):
         mask = TokenMask(np.array([0], np.int32), np.array([[0b1000, 0]], np.uint32)) if step == 2 else None
         ours, one = mine(logits(), INDEX + step, None, mask), theirs(logits(), INDEX + step, None, mask)
@@ -61,12 +61,12 @@ def test_rank_0_tells_what_the_sampler_of_one_process_chooses(summed: list[tuple
 
 def test_no_token_is_told_too(summed: list[tuple[mx.array, Any]]) -> None:
     nothing = mx.full((3, 40), -mx.inf)
-    tokens = SharedSamplerFactory(of_rank(0))(ROWS[:1] * 3, 40)(nothing, INDEX).tokens
+    tokens = SharedSampler(of_rank(0), ROWS[:1] * 3, 40)(nothing, INDEX).tokens
     assert tokens.tolist() == [NO_TOKEN] * 3 == summed[0][0].tolist()
 
 
 def test_other_ranks_add_zeros_and_have_no_sampler(summed: list[tuple[mx.array, Any]]) -> None:
-    sampled = SharedSamplerFactory(of_rank(2))(ROWS, 40)(logits(), INDEX)
+    sampled = SharedSampler(of_rank(2), ROWS, 40)(logits(), INDEX)
     assert (sampled.tokens.tolist(), sampled.tokens.dtype, sampled.logprobs) == ([0, 0, 0], mx.int32, None)
     assert len(summed) == 1
 
@@ -78,5 +78,5 @@ def test_other_ranks_compute_their_logits_although_they_need_none(summed: list[t
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     lazy = (large[:, :, None] + mx.zeros((64, 1024, 16))).sum(axis=-1)  # 4 MB on the way
-    mx.eval(SharedSamplerFactory(of_rank(1))(ROWS, 1024)(lazy, INDEX).tokens)
+    mx.eval(SharedSampler(of_rank(1), ROWS, 1024)(lazy, INDEX).tokens)
     assert mx.get_peak_memory() - before > 1 << 20

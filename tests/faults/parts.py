@@ -32,12 +32,9 @@ FAULTS = (
         "mx.zeros(logits.shape[:1], mx.int32)",
     ),
     Fault(
-        "rank 0 keeps its choice",
-        CHOICE,
-        "mx.distributed.all_sum(sampled_tokens.tokens, group=self._group)",
-        "sampled_tokens.tokens",
+        "rank 0 keeps its choice", CHOICE, "mx.distributed.all_sum(sampled.tokens, group=self._group)", "sampled.tokens"
     ),
-    Fault("every rank chooses", CHOICE, "if self._group.rank() == 0:", "if self._group.rank() >= 0:"),
+    Fault("every rank chooses", CHOICE, "group.rank() == 0 else", "group.rank() >= 0 else"),
     Fault("what is asked of a copy changes the model", WAYS, "mx.stop_gradient(array)", "array"),
     Fault("heads are divided without the rest", WAYS, "new_count * hosts == count", "new_count == count // hosts"),
     Fault(

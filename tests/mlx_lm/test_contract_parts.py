@@ -62,7 +62,7 @@ def test_a_pipeline_sends_before_the_keys_of_its_last_cache(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_cut_layer_sums_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/hosts.md counts a token's exchanges. `SharedSamplerFactory` adds one."""
+    """As docs/hosts.md counts a token's exchanges. `SharedSampler` adds one."""
     model = built(CONFIGS[kind])
     model.shard(mx.distributed.init())
     sums: list[mx.array] = []
