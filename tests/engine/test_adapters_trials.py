@@ -14,7 +14,7 @@ from support.adapters.kinds import NAMES, Adapted, adapted_kinds, content
 from support.adapters.trial import AdaptedTrial
 from support.effort import trial_seeds
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import NOISE, assert_same, greedy
 from support.models.tiny import tokens_of
 from support.speculation.counts import Counts
 from support.speculation.kinds import judge
@@ -55,8 +55,7 @@ def test_rows_with_all_adapters_and_none_get_mlx_lms_tokens(name: str, adapted: 
     noise = NOISE if of.kind.kv_bits is None else 1.0
     for folder, prompt, handle in asked:
         mine, theirs = driver.result(handle).token_ids, alone(of.kind.folder, folder, prompt)
-        gap = disagreement(judge(of.kind.folder, folder), prompt, mine, theirs)
-        assert gap is None or gap[1] < noise, f"adapter {folder}: differs at {gap[0]} by {gap[1]}"
+        assert_same(judge(of.kind.folder, folder), prompt, mine, theirs, noise)
     assert_nothing_lost(driver.core.stats())
     driver.core.release()
 

@@ -18,7 +18,7 @@ from cortexmlx.attention.probe import probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import assert_same, greedy
 from support.engine.logits import answers_with_logits, mlx_lms_logits
 from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
@@ -144,8 +144,7 @@ def test_the_same_tokens_whatever_the_engine_does_on_the_way(
     for prompt, handle in zip(prompts, handles, strict=True):
         wanted, done = theirs("deepseek_v3", prompt, 30), driver.result(handle)
         for answer in (done, *done.others):
-            gap = disagreement(model, prompt, answer.token_ids, wanted)
-            assert gap is None or gap[1] < NOISE
+            assert_same(model, prompt, answer.token_ids, wanted)
     assert settings["tokens"] > 1000 or driver.core.stats().preemptions >= 4, "the arena must be too small"
     assert_nothing_lost(driver.core.stats())
 
@@ -175,8 +174,7 @@ def test_a_quantized_model(bits: int, tmp_path: Path) -> None:
     assert any("embed_q.scales" in name for name, _ in tree_flatten(judge.parameters()))
     driver = Driver(folder, max_rows=5, prefill_budget=12, tokens=1024)
     for prompt, mine in zip(PROMPTS, driver.answers(PROMPTS, TOKENS), strict=True):
-        gap = disagreement(judge, prompt, mine, greedy(judge, tokenizer, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, mine, greedy(judge, tokenizer, prompt, TOKENS))
     assert len(driver.core.runner.arena.slab(0)) == 1 and config["vocab_size"] == VOCAB
 
 
@@ -199,7 +197,6 @@ def wide(folder: Path, prompts: Sequence[Sequence[int]], tokens: int, **sizes: i
         mine = kernels.answers(prompts, tokens)
     judge = load_model(model)[0]
     for prompt, a, b in zip(prompts, mine, Driver(model, tokens=1024).answers(prompts, tokens), strict=True):
-        gap = disagreement(judge, prompt, a, b)
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, a, b)
     assert kernels.core.backend.notes() == ()
     assert kernels.core.stats().attention_backend == "sim, wide kernel"

@@ -19,7 +19,7 @@ from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import assert_same, greedy
 from support.models.tiny import tokens_of, write_tiny
 
 PROMPTS = [tokens_of(count, seed=count) for count in (3, 7, 5)]
@@ -69,8 +69,7 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
         assert served.notes() == ()
         driver.core.release()
     for prompt, answer in zip(PROMPTS, mine, strict=True):
-        gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
     experts = name in ("mixtral", "gpt_oss")
     rows = {rows for of_experts, rows in +use.served if not of_experts}
     assert max(rows) <= 24 and 3 in rows, "decoding three rows"
@@ -143,5 +142,4 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
         driver.core.release()
     assert "5 to 8 rows" in rows and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
     for prompt, answer in zip(PROMPTS, mine, strict=True):
-        gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.types.request import Completion, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.models.recurrent import RECURRENT
 from support.models.tiny import tokens_of
 
@@ -37,8 +37,7 @@ def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) 
 
 def same(judged: Any, theirs: Any, name: str, prompt: Sequence[int], mine: Sequence[int]) -> None:
     """mlx-lm's own tokens, up to proven ties."""
-    gap = disagreement(judged(name)[0], list(prompt), mine, theirs(name, list(prompt), len(mine)))
-    assert gap is None or gap[1] < NOISE, gap
+    assert_same(judged(name)[0], prompt, mine, theirs(name, list(prompt), len(mine)))
 
 
 @pytest.mark.parametrize("name", EVERY)
