@@ -12,7 +12,7 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+from mlx_lm.utils import load_model
 
 from cortexmlx.attention.probe import probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
@@ -20,7 +20,7 @@ from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import assert_same, greedy
 from support.engine.logits import answers_with_logits, mlx_lms_logits
-from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
+from support.models.tiny import CONFIGS, quantize_in_place, tokens_of, write_tiny
 
 _TEXT = CONFIGS["deepseek_v3"]
 _EXPERTS = {"norm_topk_prob": True, "routed_scaling_factor": 1.5}
@@ -167,15 +167,13 @@ def test_a_quantized_model(bits: int, tmp_path: Path) -> None:
     """Its matrices from latents and to latents are quantized, too."""
     sizes = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"), 32)
     folder = write(tmp_path, "deepseek_v3", moe_intermediate_size=32, intermediate_size=64, **sizes)
-    model, config = quantize_model(*load_model(folder), 32, bits)
-    save_model(folder, model)
-    save_config(config, folder / "config.json")
+    quantize_in_place(folder, bits=bits)
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     assert any("embed_q.scales" in name for name, _ in tree_flatten(judge.parameters()))
     driver = Driver(folder, max_rows=5, prefill_budget=12, tokens=1024)
     for prompt, mine in zip(PROMPTS, driver.answers(PROMPTS, TOKENS), strict=True):
         assert_same(judge, prompt, mine, greedy(judge, tokenizer, prompt, TOKENS))
-    assert len(driver.core.runner.arena.slab(0)) == 1 and config["vocab_size"] == VOCAB
+    assert len(driver.core.runner.arena.slab(0)) == 1
 
 
 @pytest.mark.lab

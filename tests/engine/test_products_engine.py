@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.execution import execution_modes
@@ -20,7 +19,7 @@ from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 from support.engine.core_driver import Driver
 from support.engine.judge import assert_same, greedy
-from support.models.tiny import tokens_of, write_tiny
+from support.models.tiny import quantize_in_place, tokens_of, write_tiny
 
 PROMPTS = [tokens_of(count, seed=count) for count in (3, 7, 5)]
 TOKENS = 5
@@ -32,10 +31,7 @@ def quantized(folder: Path, name: str, form: str) -> Path:
     """A tiny model of quantized weights."""
     group, bits, kind = FORMATS[form]
     write_tiny(folder, name, hidden_size=64, intermediate_size=128, head_dim=16)
-    model, config = quantize_model(*load_model(folder), group, bits, mode=kind)
-    save_model(folder, model)
-    save_config(config, folder / "config.json")
-    return folder
+    return quantize_in_place(folder, group, bits, kind)
 
 
 class FewRows:
