@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.attachments import prepend_files
-from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import AttachedFile, ChatSession, Question, ReplyReader
 from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
+from support.cli.chat_commands import Lines
 from support.cli.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
@@ -84,16 +84,6 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
                 terminal.wait_for_prompt()
         assert terminal.exit_code() == 0
     assert "\x1b[?2004l" in terminal.raw.decode().rpartition("\x1b[?2004h")[2], "the shell gets a terminal as it was"
-
-
-class Lines(PlainInput):
-    """What is typed, and then no more."""
-
-    def __init__(self, *lines: str) -> None:
-        self._lines = iter(lines)
-
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        return next(self._lines, None)
 
 
 def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
@@ -348,16 +338,6 @@ class ChatModel:
         self.taken = None
 
 
-class Script(PlainInput):
-    """Types lines. The end of them is no answer to a question."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        return self.lines.pop(0) if self.lines else None
-
-
 @pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
 def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
     seed: int, session: ChatSession, screen: Console, tmp_path: Path
@@ -391,7 +371,7 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         text = line.removeprefix("/n 2").strip()
         answered = several and "!fail" not in (text or model.last or "!fail")
         lines = [line, choice] if answered else [line]
-        ChatLoop(session, Script(lines), screen, InterruptHandler(), pretty=False).run("")
+        ChatLoop(session, Lines(*lines), screen, InterruptHandler(), pretty=False).run("")
         if several:
             model.several(text, choice if answered else "1")
         else:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.talk import CONSENT, ChatLoop
-from cortexmlx.cli.start import run
 from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.structured.tools import read_tools
-from support.cli.chat_commands import printed
+from support.cli.chat_commands import Lines, printed
 from support.cli.cli_fakes import Fakes
 from support.cli.terminal import STOP, Terminal
-from tests.cli.chat.test_talk import Lines
 
 FUNCTIONS = '''
 def add(a: int, b: int) -> int:
@@ -150,18 +148,15 @@ def functions(tmp_path: Path) -> str:
 
 
 def test_a_piped_question_runs_its_calls_with_yes(
-    fakes: Fakes, functions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, functions: str, piped: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "in").write_text(CALL)
     for options, code, out, err in (
         (["--tools", functions, "--yes"], 0, "The result is 3", "adding"),
         (["--tools", functions], 2, "", "nobody can be asked before a call runs"),
         (["--yes"], 2, "", "give --tools FILE.py"),
         (["--tools", str(tmp_path / "missing.py"), "--yes"], 1, "", "is not a file"),
     ):
-        with (tmp_path / "in").open() as lines:
-            monkeypatch.setattr(sys, "stdin", lines)
-            assert run(["chat", "fake", *options]) == code
+        assert piped(CALL, "chat", "fake", *options) == code
         said = capsys.readouterr()
         assert said.out.strip() == out and err in said.err
 
