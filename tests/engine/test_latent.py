@@ -154,9 +154,7 @@ def test_a_second_turn_computes_its_own_tokens_only(tiny: Callable[[str], Path],
     driver = Driver(tiny("deepseek_v3"), tokens=1024, prefill_budget=64)
     text = tokens_of(120, seed=5)
     for turn, cached in enumerate((0, 129)):
-        handle = driver.add(text, 10)
-        driver.finish()
-        done = driver.result(handle)
+        done = driver.result_of(text, 10)
         assert done.usage.cached_tokens == cached
         assert list(done.token_ids) == theirs("deepseek_v3", text, 10)
         text = [*text, *done.token_ids, *tokens_of(6, seed=turn)]

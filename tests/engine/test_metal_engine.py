@@ -106,9 +106,8 @@ def test_forked_answers_share_their_prompt(
 ) -> None:
     driver, reference = (Driver(tiny("llama"), attention=a) for a in (backend, "reference"))
     greedy = reference.answers([PROMPTS[1]], 20)[0]
-    handle = driver.add(PROMPTS[1], 20, n=2)
-    driver.finish()
-    for choice in (driver.result(handle), *driver.result(handle).others):
+    done = driver.result_of(PROMPTS[1], 20, n=2)
+    for choice in (done, *done.others):
         assert_same(judged("llama")[0], PROMPTS[1], choice.token_ids, greedy)
 
 

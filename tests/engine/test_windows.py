@@ -72,9 +72,8 @@ def test_a_second_turn_beyond_the_window_computes_only_its_own_tokens(tiny: Any,
     text = tokens_of(60, seed=1)
     first = driver.answers([text], 20, ignore_eos=False)[0]
     turn = [*text, *first, *tokens_of(5, seed=2)]
-    handle = driver.add(turn, 10, ignore_eos=False)
-    driver.finish()
-    assert driver.result(handle).usage.cached_tokens == len(text) + len(first) - 1
-    assert list(driver.result(handle).token_ids) == theirs(name, turn, 10)
+    done = driver.result_of(turn, 10, ignore_eos=False)
+    assert done.usage.cached_tokens == len(text) + len(first) - 1
+    assert list(done.token_ids) == theirs(name, turn, 10)
     held = driver.core.cache.stats()
     assert held.used_blocks == 0
