@@ -144,9 +144,7 @@ def test_a_paste_of_200_lines_is_one_turn_also_while_an_answer_streams(tmp_path:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
         terminal.paste(CODE)
-        terminal.type("\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("", FIGURES)
         terminal.ask(["so ", STOP, "it is"])
         terminal.wait_for_stop()
         before = terminal.screen.rows()
@@ -169,9 +167,7 @@ def test_a_paste_that_the_end_of_an_answer_cuts_in_two_is_one_turn(tmp_path: Pat
         terminal.type("\x1b[200~one\ntw")
         terminal.go_on()
         terminal.wait_for(FIGURES)
-        terminal.type("o\nthree\x1b[201~\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("o\nthree\x1b[201~", FIGURES)
         assert kept(tmp_path) == ["!script", "one\ntwo\nthree"]
 
 
@@ -182,9 +178,7 @@ def test_ctrl_c_while_the_prompt_is_read_and_twice_loses_nothing_that_was_kept(
     monkeypatch.setenv("FAKE_TWICE", str(twice))
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("one\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("one", FIGURES)
         terminal.ask([STOP, "never"])
         terminal.wait_for_stop()
         terminal.type("\x03")
@@ -214,9 +208,7 @@ def test_a_full_context_never_ends_the_chat(monkeypatch: pytest.MonkeyPatch, tmp
     with Terminal("--no-history", "-n", "60", columns=100, lines=40) as terminal:
         terminal.wait_for_prompt()
         for number in range(12):
-            terminal.type(f"question number {number}\r")
-            terminal.wait_for(FIGURES)
-            terminal.wait_for_prompt()
+            terminal.enter(f"question number {number}", FIGURES)
         said = "".join(terminal.lines())
         assert said.count("the context of 400 tokens is full: with this question") >= 2
         terminal.type("x" * 500 + "\r")
@@ -235,9 +227,7 @@ def test_once_is_one_answer() -> None:
         assert terminal.exit_code() == 0 and "cortexmlx" not in terminal.screen.text_lines()[0]
     with Terminal("--no-history", "--once") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("/set temp 0.2\r")
-        terminal.wait_for("temperature")
-        terminal.wait_for_prompt()
+        terminal.enter("/set temp 0.2", "temperature")
         terminal.type("hi\r")
         terminal.wait_for("You said: hi")
         assert terminal.exit_code() == 0
@@ -268,9 +258,7 @@ def test_a_full_disk_ends_neither_the_chat_nor_its_lines() -> None:
         terminal.wait_for_prompt()
         resource.prlimit(terminal.pid, resource.RLIMIT_FSIZE, (0, 0))
         for word in ("one", "two"):
-            terminal.type(f"{word}\r")
-            terminal.wait_for(FIGURES)
-            terminal.wait_for_prompt()
+            terminal.enter(word, FIGURES)
         said = " ".join(" ".join(terminal.lines()).split())  # where lines break is the path's length's affair
         assert "You said: two" in said and "Traceback" not in said and said.count("the chat is not kept") == 1
 
