@@ -155,9 +155,7 @@ def reuse(subject: Subject) -> int:
     again = [first, turn, [*first[: len(first) * 2 // 3], *tokens_of(6, seed=4)]]
     cached = 0
     for prompt in again:
-        handle = driver.add(prompt, STEPS)
-        driver.finish()
-        done = driver.result(handle)
+        done = driver.result_of(prompt, STEPS)
         cached += done.usage.cached_tokens
         compare(subject, prompt, done.token_ids, what=f"{done.usage.cached_tokens} tokens from the cache, ")
     plain = subject.driver(prefix_cache=False)

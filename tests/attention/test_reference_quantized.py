@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
+from support.kernels.quantized_problem import meant
 
 BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
@@ -28,15 +27,6 @@ class _Arena(KVArena):
         spec = KVSpec(HEADS, DIM, DIM, dtype, kv_bits=form.bits, kv_group_size=form.group)
         super().__init__([LayerGroup(spec, (0,))], BLOCKS, BLOCK)
         self._slabs[0] = slab
-
-
-def _meant(form: Quantization, parts: Any) -> np.ndarray:
-    """What the codes of `[..., words]` stand for, in float64."""
-    words, scales, biases = (np.array(p.astype(mx.float32)) if p.dtype != mx.uint32 else np.array(p) for p in parts)
-    codes = (words[..., None] >> np.arange(0, 32, form.bits, dtype=np.uint32)) & np.uint32((1 << form.bits) - 1)
-    codes = codes.reshape(*words.shape[:-1], -1)
-    scales, biases = (np.repeat(a.astype(np.float64), form.group, axis=-1) for a in (scales, biases))
-    return np.asarray(scales * codes + biases)
 
 
 def _attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float, cap: float | None) -> np.ndarray:
@@ -98,8 +88,8 @@ class _Problem:
         )
 
     def wanted(self, cap: float | None) -> np.ndarray:
-        keys, values = _meant(self.form, self.slab[:3]), _meant(self.form, self.slab[3:])
-        tail_keys, tail_values = _meant(self.form, self.tail[:3]), _meant(self.form, self.tail[3:])
+        every = (self.slab[:3], self.slab[3:], self.tail[:3], self.tail[3:])
+        keys, values, tail_keys, tail_values = (meant(self.form.bits, self.form.group, parts) for parts in every)
         queries = np.array(self.queries.astype(mx.float32))[:, :, 0]
         out, n = [], self.tail_tokens
         for row, (blocks, length) in enumerate(zip(self.tables, self.lengths, strict=True)):

@@ -53,10 +53,18 @@ class Layer(nn.Module):
         q, k, v = (
             p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = self.change(self.rope(q, offset=cache.offset), self.key_rope(k, offset=cache.offset))
+        q, k = self.rotate(q, k, cache.offset)
         keys, values = cache.update_and_fetch(k, v.astype(self.v_proj.weight.dtype))
         sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
-        return sdpa(q, keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+        return sdpa(self.late(q), keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+
+    def rotate(self, q: mx.array, k: mx.array, offset: mx.array) -> tuple[mx.array, mx.array]:
+        changed: tuple[mx.array, mx.array] = self.change(self.rope(q, offset=offset), self.key_rope(k, offset=offset))
+        return changed
+
+    def late(self, q: mx.array) -> mx.array:
+        """The queries once the keys are stored."""
+        return q
 
 
 def layer_of(family: str, **changes: Any) -> nn.Module:
@@ -214,37 +222,24 @@ def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
 
 def test_queries_that_are_changed_after_the_write_are_the_models() -> None:
     class Late(Layer):
-        def __call__(self, x: mx.array, cache: Any) -> mx.array:
-            q, k, v = (
-                p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3)
-                for p in (self.q_proj, self.k_proj, self.v_proj)
-            )
-            q, k = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
-            keys, values = cache.update_and_fetch(k, v)
+        def late(self, q: mx.array) -> mx.array:
             q *= 3.0
-            sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
-            return sdpa(q, keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+            return q
 
-    fused, error, _ = both(lambda: _seeded(lambda: Late(nn.RoPE(12), lambda q, k: (q, k))))
+    fused, error, _ = both(lambda: _seeded(lambda: Late(nn.RoPE(12))))
     assert fused and error < 2e-5
 
 
 def test_what_is_changed_in_place_before_or_after_the_rotation_is_what_is_rotated() -> None:
     class Before(Layer):
-        def __call__(self, x: mx.array, cache: Any) -> mx.array:
-            q, k, v = (
-                p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3)
-                for p in (self.q_proj, self.k_proj, self.v_proj)
-            )
+        def rotate(self, q: mx.array, k: mx.array, offset: mx.array) -> tuple[mx.array, mx.array]:
             q *= 0.5
-            turned = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
+            turned = super().rotate(q, k, offset)
             q += 7.0
             k += 9.0
-            keys, values = cache.update_and_fetch(turned[1], v)
-            sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
-            return sdpa(turned[0], keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+            return turned
 
-    fused, error, _ = both(lambda: _seeded(lambda: Before(nn.RoPE(12), lambda q, k: (q, k))))
+    fused, error, _ = both(lambda: _seeded(lambda: Before(nn.RoPE(12))))
     assert fused and error < 2e-5
 
 
@@ -260,12 +255,12 @@ def test_what_is_changed_in_place_before_or_after_the_rotation_is_what_is_rotate
 def test_a_rotation_that_is_not_known_is_left_to_mlx(rope: Callable[[], nn.Module]) -> None:
     if type(rope()) is DynamicNTKScalingRoPE:
         writer = TailWriter(sim.metal_kernel, check=False)
-        layer = Layer(rope(), lambda q, k: (q, k))
+        layer = Layer(rope())
         kind = type(layer.rope)
         writer.track_model(layer)
         assert type(layer.rope) is kind
         return
-    fused, error, _ = both(lambda: _seeded(lambda: Layer(rope(), lambda q, k: (q, k))))
+    fused, error, _ = both(lambda: _seeded(lambda: Layer(rope())))
     assert not fused and error == 0.0
 
 
@@ -288,14 +283,14 @@ def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     assert type(layer.rope) is not nn.RoPE
     steps(layer, writer)
     assert type(layer.rope) is nn.RoPE
-    used = Layer(Llama3RoPE(12, scaling_config=LLAMA3), lambda q, k: (q, k))
+    used = Layer(Llama3RoPE(12, scaling_config=LLAMA3))
     writer.track_model(used)
     steps(used, writer)
     assert type(used.rope) is not Llama3RoPE and isinstance(used.rope, Llama3RoPE)
 
 
 def test_a_first_step_that_fails_before_its_layers_lets_no_module_go() -> None:
-    layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k)), TailWriter(sim.metal_kernel, check=False)
+    layer, writer = Layer(nn.RoPE(12)), TailWriter(sim.metal_kernel, check=False)
     writer.track_model(layer)
     writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
     writer.end()  # as `ModelRunner.forget` does, when memory was refused
@@ -304,14 +299,11 @@ def test_a_first_step_that_fails_before_its_layers_lets_no_module_go() -> None:
 
 def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:
     class Flat(Layer):
-        def __call__(self, x: mx.array, cache: Any) -> mx.array:
-            k, v = (p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3) for p in (self.k_proj, self.v_proj))
-            q = self.rope(x[..., :12], offset=cache.offset)
-            keys, values = cache.update_and_fetch(self.rope(k, offset=cache.offset), v)
-            sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
-            return sdpa(mx.repeat(q[:, None], 4, 1), keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+        def rotate(self, q: mx.array, k: mx.array, offset: mx.array) -> tuple[mx.array, mx.array]:
+            flat = self.rope(q[:, 0], offset=offset)
+            return mx.repeat(flat[:, None], 4, 1), self.rope(k, offset=offset)
 
-    fused, error, _ = both(lambda: _seeded(lambda: Flat(nn.RoPE(12), lambda q, k: (q, k))))
+    fused, error, _ = both(lambda: _seeded(lambda: Flat(nn.RoPE(12))))
     assert not fused and error == 0.0
 
 
@@ -324,8 +316,8 @@ def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:
     ids=["damaged", "dropped"],
 )
 def test_a_kernel_that_is_wrong_is_not_used_and_a_note_says_so(factory: Any, says: str) -> None:
-    wanted, _ = steps(_seeded(lambda: Layer(nn.RoPE(12), lambda q, k: (q, k))), None)
-    layer, writer = _seeded(lambda: Layer(nn.RoPE(12), lambda q, k: (q, k))), TailWriter(factory)
+    wanted, _ = steps(_seeded(lambda: Layer(nn.RoPE(12))), None)
+    layer, writer = _seeded(lambda: Layer(nn.RoPE(12))), TailWriter(factory)
     writer.track_model(layer)
     got, by_kernel = steps(layer, writer)
     assert not any(by_kernel) and all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import PlainTextView
+from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
 
@@ -19,6 +22,19 @@ from support.cli.cli_fakes import FakeEngine
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What commands keep between runs is not the user's here."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A function that runs a command whose input is a text, and returns the exit code."""
+
+    def run_on(text: str, *line: str) -> int:
+        (tmp_path / "in").write_text(text)
+        with (tmp_path / "in").open() as lines:
+            monkeypatch.setattr(sys, "stdin", lines)
+            return run(list(line))
+
+    return run_on
 
 
 @pytest.fixture

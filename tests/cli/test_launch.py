@@ -25,7 +25,7 @@ from cortexmlx.cli import launch
 from cortexmlx.cli.launch import Agent, AgentServer, AgentSetup, make_setup, run_agent, setup_remarks
 from cortexmlx.cli.start import run
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import HttpServer, open_listener
+from support.clients.listening import listening
 from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
 
@@ -156,35 +156,29 @@ def test_a_model_that_will_not_do_is_told() -> None:
 def test_a_server_that_runs_is_used_and_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Engine(str(folder), kv_memory="8MB", max_rows=2) as engine:
-        server = HttpServer(app(engine, ServerSettings(keys={"sesame": "me"})), open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            monkeypatch.setattr(launch, "RUNNING_URL", server.url)
-            assert launch.find_server(None) is None  # it has a key
-            assert run(["launch", "claude", "--print"]) == 1
-            assert "no server with this model runs" in capsys.readouterr().err
-            monkeypatch.setenv("CORTEXMLX_API_KEY", "sesame")
-            found = launch.find_server(str(folder))
-            assert (
-                found == launch.find_server(None) == AgentServer(server.url, "sesame", "tiny", engine.longest_request)
-            )
-            assert launch.find_server("other") is None
-            assert run(["launch", "claude", "--print"]) == 0
-            out = capsys.readouterr().out
-            assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={server.url}\n" in out
-            assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
-            lines = capsys.readouterr().out.splitlines()
-            assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
-            assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
-            monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
-            assert launch.find_server(None) is None and launch.find_server(None, f"{server.url}/v1/") == found
-            assert launch.find_server(None, server.url.removeprefix("http://")) == found
-            assert run(["launch", "claude", "--print", "--url", server.url]) == 0
-        finally:
-            server.stop()
-            thread.join(PATIENCE)
+    with (
+        Engine(str(folder), kv_memory="8MB", max_rows=2) as engine,
+        listening(app(engine, ServerSettings(keys={"sesame": "me"}))) as url,
+    ):
+        monkeypatch.setattr(launch, "RUNNING_URL", url)
+        assert launch.find_server(None) is None  # it has a key
+        assert run(["launch", "claude", "--print"]) == 1
+        assert "no server with this model runs" in capsys.readouterr().err
+        monkeypatch.setenv("CORTEXMLX_API_KEY", "sesame")
+        found = launch.find_server(str(folder))
+        assert found == launch.find_server(None) == AgentServer(url, "sesame", "tiny", engine.longest_request)
+        assert launch.find_server("other") is None
+        assert run(["launch", "claude", "--print"]) == 0
+        out = capsys.readouterr().out
+        assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out
+        assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
+        assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
+        monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
+        assert launch.find_server(None) is None and launch.find_server(None, f"{url}/v1/") == found
+        assert launch.find_server(None, url.removeprefix("http://")) == found
+        assert run(["launch", "claude", "--print", "--url", url]) == 0
     assert launch.find_server(None) is None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cortexmlx.cli import shortage
 from cortexmlx.cli.serve.pool import ModelPlanner
-from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import LocalModel
@@ -56,12 +55,9 @@ def test_what_is_not_known_is_not_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_chat_says_it_first(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folders: tuple[Path, Path], piped: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     large, _ = folders
     machine(monkeypatch, 1000, large)
-    (tmp_path / "question").write_text("hi")
-    with open(tmp_path / "question") as question:
-        monkeypatch.setattr(sys, "stdin", question)
-        run(["chat", str(large), "--kv-memory", "4MB", "-n", "2", "--no-save"])
+    piped("hi", "chat", str(large), "--kv-memory", "4MB", "-n", "2", "--no-save")
     assert capsys.readouterr().err.startswith(f"cortexmlx: {large} takes ")

@@ -143,10 +143,9 @@ def test_cached_texts_survive_compaction(tiny: Any, theirs: Any, name: str) -> N
     assert (after.cached_blocks, after.total_blocks) == (before.cached_blocks, before.total_blocks)
     driver.core.cache.check_invariants()
     for text in kept:
-        handle = driver.add(text, 20)
-        driver.finish()
-        assert driver.result(handle).usage.cached_tokens == 56
-        assert list(driver.result(handle).token_ids) == theirs(name, text, 20)
+        done = driver.result_of(text, 20)
+        assert done.usage.cached_tokens == 56
+        assert list(done.token_ids) == theirs(name, text, 20)
     assert_nothing_lost(driver.core.stats())
 
 

@@ -17,10 +17,10 @@ from cortexmlx.core import draft_model
 from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
-from support.drafting.draft_models import make_eager, quantized_copy, wide_tiny
+from support.drafting.draft_models import make_eager, wide_tiny
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.refusals import Refusals
-from support.models.tiny import tokens_of, write_tiny
+from support.models.tiny import quantize_in_place, tokens_of, write_tiny
 
 PROMPTS = [tokens_of(n, seed=60 + n) for n in (5, 40, 21, 8)]
 SETTINGS: dict[str, Any] = {"tokens": 2048, "max_rows": 3}
@@ -90,7 +90,7 @@ def test_the_same_tokens_as_without(name: str, params: dict[str, Any], tiny: Any
 
 def test_the_models_own_weights_in_four_bits_are_often_right(tmp_path: Path) -> None:
     plain = wide_tiny(tmp_path / "plain")
-    driver = with_draft(plain, quantized_copy(plain, tmp_path / "draft", 8))
+    driver = with_draft(plain, quantize_in_place(wide_tiny(tmp_path / "draft"), bits=8))
     assert run(driver) == run(Driver(plain, **SETTINGS))
     drafted, accepted = counted(driver)
     assert drafted / 2 < accepted < drafted

@@ -85,13 +85,8 @@ def converse(line: str) -> None:
     """Ask something and say goodbye."""
     with Terminal(program=(sys.executable, "-m", "cortexmlx"), command=line.split()[1:]) as terminal:
         terminal.wait_for_prompt()
-        terminal.type("/set max_tokens 4\r")
-        terminal.wait_for("max_tokens")
-        terminal.wait_for_prompt()
-        terminal.type("Hello?\r")
-        terminal.wait_for("tok/s")
-        terminal.wait_for("limit")
-        terminal.wait_for_prompt()
+        terminal.enter("/set max_tokens 4", "max_tokens")
+        terminal.enter("Hello?", "tok/s", "limit")
         terminal.type("/bye\r")
         assert terminal.exit_code() == 0
 

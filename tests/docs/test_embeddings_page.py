@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from cortexmlx import Engine
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import app
-from cortexmlx.server.listening import HttpServer, open_listener
+from support.clients.listening import listening
 from support.clients.reach import reach_by_openai
 from support.embedding.models import write_embedding, write_reranker
 from support.pages import blocks, read
-from support.patience import PATIENCE
 
 PAGE = "docs/embeddings.md"
 EMBEDDER, RERANKER = "Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Reranker-0.6B"
@@ -36,17 +34,14 @@ def test_the_programs_of_the_page_run(
         patch.setattr("cortexmlx.Engine", opened)
         exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
     assert capsys.readouterr().out.strip() in names["notes"]
-    with opened(EMBEDDER) as one, opened(RERANKER) as other:
-        listening = HttpServer(app({EMBEDDER: one, RERANKER: other}), open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=listening.run)
-        thread.start()
-        reach_by_openai(listening, monkeypatch)
-        try:
-            for block in (client, ranked):
-                exec(compile(block.text, block.name, "exec", dont_inherit=True), names)
-        finally:
-            listening.stop()
-            thread.join(PATIENCE)
+    with (
+        opened(EMBEDDER) as one,
+        opened(RERANKER) as other,
+        listening(app({EMBEDDER: one, RERANKER: other})) as url,
+    ):
+        reach_by_openai(url, monkeypatch)
+        for block in (client, ranked):
+            exec(compile(block.text, block.name, "exec", dont_inherit=True), names)
     width, result = capsys.readouterr().out.splitlines()
     assert one.info.embedding is not None and width.split()[0] == str(one.info.embedding.dimensions)
     assert "relevance_score" in result and "document" in result

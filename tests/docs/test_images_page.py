@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import cortexmlx
 from cortexmlx import Engine
 from cortexmlx.protocols.images import MAX_IMAGES
 from cortexmlx.server import app
-from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.vision import images
+from support.clients.listening import listening
 from support.clients.reach import reach_by_openai
 from support.models.sighted import picture, write_sighted
 from support.pages import blocks, read
-from support.patience import PATIENCE
 
 PAGE = "docs/images.md"
 
@@ -35,16 +33,10 @@ def test_the_programs_of_the_page_run(
         monkeypatch.setattr(cortexmlx, "Engine", lambda name: engine)
         exec(compile(own.text, own.name, "exec", dont_inherit=True), {})
         assert capsys.readouterr().out.endswith("\n35 tokens\n")
-        listening = HttpServer(app(engine), open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=listening.run)
-        thread.start()
-        reach_by_openai(listening, monkeypatch)
-        try:
+        with listening(app(engine)) as url:
+            reach_by_openai(url, monkeypatch)
             exec(compile(client.text, client.name, "exec", dont_inherit=True), {})
             assert capsys.readouterr().out
-        finally:
-            listening.stop()
-            thread.join(PATIENCE)
 
 
 def test_its_limits_are_those_of_the_code() -> None:

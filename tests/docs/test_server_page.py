@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import plistlib
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from cortexmlx.protocols.responses import reader as responses
 from cortexmlx.protocols.responses.offered import IGNORED_TOOL_TYPES
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.generation import MAX_QUEUED_EVENTS
-from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.stored_responses import MAX_PAGE_ITEMS
+from support.clients.listening import listening
 from support.clients.reach import reach_by_openai
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
@@ -37,41 +36,27 @@ def test_the_clients_of_the_page_are_answered(
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
         names: dict[str, Any] = {}
         exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
-        listening = HttpServer(names["application"], open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=listening.run)
-        thread.start()
         theirs = anthropic.Anthropic
 
         def there(base_url: str, api_key: str) -> anthropic.Anthropic:
             assert base_url == "http://localhost:8000"
             web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-            return theirs(base_url=listening.url, api_key=api_key, http_client=web)
+            return theirs(base_url=url, api_key=api_key, http_client=web)
 
-        reach_by_openai(listening, monkeypatch)
         monkeypatch.setattr(anthropic, "Anthropic", there)
-        try:
+        with listening(names["application"]) as url:
+            reach_by_openai(url, monkeypatch)
             for each in (client, chain, other):
                 exec(compile(each.text, each.name, "exec", dont_inherit=True), {})
                 assert capsys.readouterr().out.strip()
-        finally:
-            listening.stop()
-            thread.join(PATIENCE)
 
 
 def test_ollamas_client_of_the_page_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ollama")
     [block] = (block for block in blocks("python") if block.page == PAGE and "import ollama" in block.text)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
-    with Engine(str(model), kv_memory="8MB") as engine:
-        listening = HttpServer(app(engine), open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=listening.run)
-        thread.start()
-        try:
-            text = block.text.replace("http://localhost:8000", listening.url)
-            exec(compile(text, block.name, "exec", dont_inherit=True), {})
-        finally:
-            listening.stop()
-            thread.join(PATIENCE)
+    with Engine(str(model), kv_memory="8MB") as engine, listening(app(engine)) as url:
+        exec(compile(block.text.replace("http://localhost:8000", url), block.name, "exec", dont_inherit=True), {})
     assert capsys.readouterr().out.strip()
 
 

@@ -16,11 +16,10 @@ from cortexmlx.errors import AdapterRefused, InvalidRequest, NoTokenToChoose, Un
 from support.adapters.kinds import content
 from support.engine.core_driver import Driver
 from support.engine.half import log_softmax, write_rounded
-from support.engine.judge import greedy
 from support.models.adapters import write_adapter, write_peft_adapter
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.speculation.kinds import judge
+from support.speculation.kinds import alone, judge
 from support.store.stored import Stored, reading_pays
 
 TOKENS = 24
@@ -37,14 +36,6 @@ def folders(tiny: Any, tmp_path: Path) -> dict[str, Path]:
         "chat": write_adapter(tmp_path / "chat", llama, keys=KEYS, num_layers=2, seed=2, rank=7),
         "poem": write_adapter(tmp_path / "poem", llama, keys=("mlp.up_proj",), num_layers=2, seed=3, rank=20),
     }
-
-
-def alone(model: Path, adapter: Path | None, prompt: list[int] = PROMPT, tokens: int = TOKENS) -> list[int]:
-    """mlx-lm's tokens, with its own layers for the adapter."""
-    import mlx_lm
-
-    tokenizer = mlx_lm.load(str(model))[1]
-    return greedy(judge(model, adapter), tokenizer, prompt, tokens)
 
 
 # -- the same tokens --------------------------------------------------------------------------------------------------
@@ -93,7 +84,7 @@ def test_a_draft_model_guesses_for_rows_with_adapters(tiny: Any, folders: dict[s
         ]
         for name, handle in handles:
             got = list(handle.result(PATIENCE).token_ids)
-            assert got == alone(tiny("llama"), folders.get(name or ""))
+            assert got == alone(tiny("llama"), folders.get(name or ""), PROMPT, TOKENS)
         assert engine.inspect(lambda core: core.draft.engine_model.reserved_bytes) < engine.stats().adapter_bytes_limit  # type: ignore[union-attr]
 
 
@@ -159,7 +150,8 @@ def test_other_content_under_the_same_name_is_another_adapter(tiny: Any, folders
         first = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter="sql")
         engine.load_adapter("sql", folders["chat"])
         second = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter="sql")
-        assert second.usage.cached_tokens == 0 and list(second.token_ids) == alone(tiny("llama"), folders["chat"])
+        assert second.usage.cached_tokens == 0
+        assert list(second.token_ids) == alone(tiny("llama"), folders["chat"], PROMPT, TOKENS)
         engine.unload_adapter("sql")
         engine.load_adapter("again", folders["sql"])
         third = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter="again")
@@ -178,7 +170,7 @@ def test_a_disk_keeps_the_blocks_of_each_adapter_apart(
                 PROMPT, TOKENS, adapter=None if name is None else f"{name} {wanted}", ignore_eos=False
             )
             assert found == wanted, f"{name}: {found} tokens were found"
-            assert answer == alone(tiny("llama"), folders.get(name or ""))
+            assert answer == alone(tiny("llama"), folders.get(name or ""), PROMPT, TOKENS)
 
 
 def test_a_pin_is_that_of_its_adapter(tiny: Any, folders: dict[str, Path]) -> None:
@@ -194,7 +186,7 @@ def test_a_pin_is_that_of_its_adapter(tiny: Any, folders: dict[str, Path]) -> No
 
 
 def test_one_in_use_goes_with_its_last_request(tiny: Any, folders: dict[str, Path]) -> None:
-    wanted = alone(tiny("llama"), folders["sql"], tokens=60)
+    wanted = alone(tiny("llama"), folders["sql"], PROMPT, 60)
     driver = Driver(tiny("llama"), max_rows=2)
     driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     running = [driver.add(PROMPT, 60, adapter="sql", ignore_eos=False) for _ in range(3)]  # one of them waits
@@ -226,13 +218,13 @@ def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: di
     core.adapters.unload("sql", core.scheduler.jobs)
     assert core.stats().adapters == 2
     driver.finish()
-    wanted = alone(tiny("llama"), folders["chat"], tokens=40)
+    wanted = alone(tiny("llama"), folders["chat"], PROMPT, 40)
     assert [list(driver.result(handle).token_ids) for handle in long] == [wanted] * 7
     core.release()
 
 
 def test_adapters_come_and_go_in_the_middle_of_answers(tiny: Any, folders: dict[str, Path]) -> None:
-    wanted = {name: alone(tiny("llama"), folder, tokens=60) for name, folder in folders.items()}
+    wanted = {name: alone(tiny("llama"), folder, PROMPT, 60) for name, folder in folders.items()}
     driver = Driver(tiny("llama"), max_rows=4)
     driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     handles = [("sql", driver.add(PROMPT, 60, adapter="sql", ignore_eos=False))]
@@ -278,7 +270,7 @@ def test_other_threads_load_while_requests_run(tiny: Any, folders: dict[str, Pat
         for name, folder in folders.items():
             engine.load_adapter(name, folder)
             got = list(engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter=name).token_ids)
-            assert got == alone(tiny("llama"), folder)
+            assert got == alone(tiny("llama"), folder, PROMPT, TOKENS)
             engine.unload_adapter(name)
         running.cancel()
         soon(lambda: engine.stats().adapters == 0)
@@ -303,14 +295,14 @@ def test_a_listener_cannot_load_and_is_told_so(tiny: Any, folders: dict[str, Pat
 
 
 def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) -> None:
-    wanted = alone(tiny("llama"), folders["sql"])
+    wanted = alone(tiny("llama"), folders["sql"], PROMPT, TOKENS)
     asked: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0, "adapter": "sql"}
     with Engine(tiny("llama"), kv_memory="1MB", adapters=folders) as engine:
         assert list(engine.generate(PROMPT, **asked).token_ids) == wanted
         assert [event.token_id for event in engine.stream(PROMPT, **asked) if event.token_id is not None] == wanted
 
         answers = engine.generate_batch([PROMPT] * 2, max_tokens=TOKENS, temperature=0, adapter=["sql", None])
-        assert [list(answer.token_ids) for answer in answers] == [wanted, alone(tiny("llama"), None)]
+        assert [list(answer.token_ids) for answer in answers] == [wanted, alone(tiny("llama"), None, PROMPT, TOKENS)]
         few = dict(engine.as_completed([PROMPT] * 2, max_tokens=2, adapter=iter(["sql"])))
         assert isinstance(few[1], InvalidRequest) and "fewer adapters" in str(few[1]) and few[0].token_ids
 
@@ -347,7 +339,7 @@ def test_an_adapter_whose_numbers_are_too_large_fails_its_own_rows_and_is_named(
     tiny: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folders["huge"] = write_adapter(tmp_path / "huge", tiny("llama"), keys=KEYS, num_layers=2, seed=1, scale=3e37)
-    wanted = alone(tiny("llama"), folders["sql"])
+    wanted = alone(tiny("llama"), folders["sql"], PROMPT, TOKENS)
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8, adapters=folders) as engine:
         handles = [engine.submit(PROMPT, max_tokens=TOKENS, temperature=0, adapter=name) for name in ("sql", "huge")]
         with pytest.raises(NoTokenToChoose, match="with the adapter 'huge'"):

@@ -14,10 +14,10 @@ from support.adapters.kinds import NAMES, Adapted, adapted_kinds, content
 from support.adapters.trial import AdaptedTrial
 from support.effort import trial_seeds
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import NOISE, assert_same
 from support.models.tiny import tokens_of
 from support.speculation.counts import Counts
-from support.speculation.kinds import judge
+from support.speculation.kinds import alone, judge
 
 TOKENS = 10
 QUICK = ("windowed llama", "deepseek_v3", "lfm2", "llama of 4 bits", "8 bits")
@@ -27,14 +27,6 @@ QUICK = ("windowed llama", "deepseek_v3", "lfm2", "llama of 4 bits", "8 bits")
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Adapted]:
     return adapted_kinds(tmp_path_factory.mktemp("adapted"))
-
-
-def alone(model: Path, adapter: Path | None, prompt: list[int]) -> list[int]:
-    """mlx-lm's tokens, with its own layers for the adapter."""
-    import mlx_lm
-
-    tokenizer = mlx_lm.load(str(model))[1]
-    return greedy(judge(model, adapter), tokenizer, prompt, TOKENS)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
@@ -54,9 +46,8 @@ def test_rows_with_all_adapters_and_none_get_mlx_lms_tokens(name: str, adapted: 
     driver.finish()
     noise = NOISE if of.kind.kv_bits is None else 1.0
     for folder, prompt, handle in asked:
-        mine, theirs = driver.result(handle).token_ids, alone(of.kind.folder, folder, prompt)
-        gap = disagreement(judge(of.kind.folder, folder), prompt, mine, theirs)
-        assert gap is None or gap[1] < noise, f"adapter {folder}: differs at {gap[0]} by {gap[1]}"
+        mine, theirs = driver.result(handle).token_ids, alone(of.kind.folder, folder, prompt, TOKENS)
+        assert_same(judge(of.kind.folder, folder), prompt, mine, theirs, noise)
     assert_nothing_lost(driver.core.stats())
     driver.core.release()
 

@@ -53,10 +53,9 @@ def test_while_it_runs_nobody_waits_for_it_or_begins_with_it(tiny: Any, name: st
 def test_its_answers_share_its_prompt_and_it_survives_preemption(tiny: Any, theirs: Any, name: str) -> None:
     driver = Driver(tiny(name), tokens=88, max_rows=3)
     both = driver.add(PROMPT[:20], 25, cache=False, n=2, temperature=1.0, seed=5)
-    alone = driver.add(PROMPT[:21], 40, cache=False)
-    driver.finish()
+    alone = driver.result_of(PROMPT[:21], 40, cache=False)
     assert driver.core.scheduler.preemptions > 0
-    assert driver.result(alone).token_ids == tuple(theirs(name, PROMPT[:21], 40))
+    assert alone.token_ids == tuple(theirs(name, PROMPT[:21], 40))
     assert len(driver.result(both).others) == 1 and len(driver.core.cache.prefix) == 0
     driver.core.check_invariants()
 

@@ -20,9 +20,7 @@ ALPHABET = range(64)
 
 def cached(driver: Driver, prompt: Sequence[int], client: str | None) -> int:
     """`usage.cached_tokens` of one request."""
-    handle = driver.add(prompt, 1, client=client)
-    driver.finish()
-    return driver.result(handle).usage.cached_tokens
+    return driver.result_of(prompt, 1, client=client).usage.cached_tokens
 
 
 def guessed(driver: Driver, known: Sequence[int], length: int, client: str | None) -> list[int]:

@@ -169,9 +169,7 @@ def test_sampled_answers_without_a_seed_differ(engine: Engine) -> None:
 def test_a_prompt_that_fills_the_arena_gets_one_token(tiny: Any, theirs: Any) -> None:
     driver = Driver(tiny("llama"), tokens=64)
     prompt = tokens_of(64, seed=3)
-    handle = driver.add(prompt, None)
-    driver.finish()
-    completion = driver.result(handle)
+    completion = driver.result_of(prompt, None)
     assert list(completion.token_ids) == theirs("llama", prompt, 1)
     assert completion.finish_reason is FinishReason.LENGTH
     with pytest.raises(PromptTooLong, match=r"65 tokens .* 64"):
@@ -181,9 +179,7 @@ def test_a_prompt_that_fills_the_arena_gets_one_token(tiny: Any, theirs: Any) ->
 
 def test_a_prompt_that_fills_the_context_gets_one_token(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=1024, prefill_budget=200)
-    handle = driver.add(tokens_of(511, seed=3), None)
-    driver.finish()
-    assert len(driver.result(handle).token_ids) == 1
+    assert len(driver.result_of(tokens_of(511, seed=3), None).token_ids) == 1
     with pytest.raises(PromptTooLong, match=r"512 tokens .* 512"):
         driver.result(driver.add(tokens_of(512), None))
 

@@ -25,9 +25,7 @@ def test_the_prompt_is_computed_once(tiny: Any) -> None:
         return dispatch(plan)
 
     driver.core.runner.dispatch = counting  # type: ignore[method-assign]
-    handle = driver.add(PROMPT, 12, n=4, **HOT)
-    driver.finish()
-    assert len(driver.result(handle).others) == 3
+    assert len(driver.result_of(PROMPT, 12, n=4, **HOT).others) == 3
     assert sum(computed) == len(PROMPT)
     assert_nothing_lost(driver.core.stats())
 
@@ -38,36 +36,29 @@ def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, pr
 
     prompt = PROMPT[:length]
     driver = Driver(tiny("llama"), max_rows=4, prefix_cache=prefix_cache)
-    handle = driver.add(prompt, 20, seed=5, n=4, temperature=0.9)
-    driver.finish()
-    first = driver.result(handle)
+    first = driver.result_of(prompt, 20, seed=5, n=4, temperature=0.9)
     answers = [first, *first.others]
     assert [a.index for a in answers] == [0, 1, 2, 3]
     alone = Driver(tiny("llama"), max_rows=1, prefix_cache=False)
     for answer in answers:
-        single = alone.add(prompt, 20, seed=answer_seed(5, answer.index), temperature=0.9)
-        alone.finish()
-        assert alone.result(single).token_ids == answer.token_ids
+        single = alone.result_of(prompt, 20, seed=answer_seed(5, answer.index), temperature=0.9)
+        assert single.token_ids == answer.token_ids
     assert len({a.token_ids for a in answers}) == 4
 
 
 def test_greedy_answers_are_all_the_same_and_end_together(tiny: Any, theirs: Any) -> None:
     driver = Driver(tiny("llama"), max_rows=3)
-    handle = driver.add(PROMPT, 30, n=5)
-    driver.finish()
-    first = driver.result(handle)
+    first = driver.result_of(PROMPT, 30, n=5)
     assert {a.token_ids for a in (first, *first.others)} == {tuple(theirs("llama", PROMPT, 30))}
 
 
 def test_best_of_keeps_the_likeliest_of_all_answers(tiny: Any) -> None:
     driver = Driver(tiny("llama"), max_rows=6)
-    every = driver.add(PROMPT, 16, seed=3, n=6, temperature=1.2, logprobs=0)
-    driver.finish()
-    all_six = [driver.result(every), *driver.result(every).others]
+    every = driver.result_of(PROMPT, 16, seed=3, n=6, temperature=1.2, logprobs=0)
+    all_six = [every, *every.others]
     ranked = sorted(all_six, key=lambda c: -(c.cumulative_logprob or 0.0))
-    best = driver.add(PROMPT, 16, seed=3, n=2, best_of=6, temperature=1.2)
-    driver.finish()
-    chosen = [driver.result(best), *driver.result(best).others]
+    best = driver.result_of(PROMPT, 16, seed=3, n=2, best_of=6, temperature=1.2)
+    chosen = [best, *best.others]
     assert [c.token_ids for c in chosen] == [c.token_ids for c in ranked[:2]]
     assert [c.index for c in chosen] == [0, 1]
     for mine, wanted in zip(chosen, ranked, strict=False):
@@ -112,14 +103,10 @@ def test_cancelling_ends_all_answers_within_a_step(tiny: Any, steps: int) -> Non
 
 def test_forked_prompts_do_not_count_as_found_in_the_prefix_cache(tiny: Any) -> None:
     driver = Driver(tiny("llama"), max_rows=4)
-    handle = driver.add(PROMPT, 8, n=4, **HOT)
-    driver.finish()
-    first = driver.result(handle)
+    first = driver.result_of(PROMPT, 8, n=4, **HOT)
     assert [c.usage.cached_tokens for c in (first, *first.others)] == [0, 0, 0, 0]
     assert driver.core.stats().cached_tokens == 0
-    again = driver.add(PROMPT, 8, n=4, **HOT)
-    driver.finish()
-    second = driver.result(again)
+    second = driver.result_of(PROMPT, 8, n=4, **HOT)
     assert [c.usage.cached_tokens for c in (second, *second.others)] == [44] * 4
     assert driver.core.stats().cached_tokens == 44
 
@@ -129,9 +116,7 @@ def test_more_answers_than_fit_at_once_are_preempted_and_stay_the_same(tiny: Any
     narrow = Driver(tiny("llama"), tokens=104, max_rows=8)
     results = []
     for driver in (wide, narrow):
-        handle = driver.add(PROMPT[:20], 50, n=6, **HOT)
-        driver.finish()
-        first = driver.result(handle)
+        first = driver.result_of(PROMPT[:20], 50, n=6, **HOT)
         results.append([c.token_ids for c in (first, *first.others)])
         assert_nothing_lost(driver.core.stats())
     assert results[0] == results[1]

@@ -18,10 +18,11 @@ import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.models.load import load_model
+from support.drafting.draft_models import wide_tiny
 from support.gguf.models import write_model
 from support.models.adapters import write_adapter
 from support.models.quantized_models import wide
-from support.models.tiny import tokens_of, write_tiny
+from support.models.tiny import quantize_in_place, tokens_of, write_tiny
 from support.patience import PATIENCE
 from support.store.hash_gate import hash_gate
 
@@ -58,20 +59,6 @@ def opened(path: Path, **settings: Any) -> Engine:
 # -- models of each kind ----------------------------------------------------------------------------------------------
 
 
-def quantized(folder: Path) -> Path:
-    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
-
-    from support.models.tiny import write_tokenizer
-
-    model, config = load_model(write_tiny(folder.parent / "plain", hidden_size=64, intermediate_size=64))
-    model, config = quantize_model(model, config, 32, 4)
-    folder.mkdir()
-    save_model(folder, model)
-    save_config(config, folder / "config.json")
-    write_tokenizer(folder)
-    return folder
-
-
 KINDS: dict[str, Callable[[Path, Any], tuple[Path, dict[str, Any]]]] = {
     "paged": lambda root, tiny: (tiny("llama"), {}),
     "with states": lambda root, tiny: (tiny("qwen3_5"), {}),
@@ -82,8 +69,8 @@ KINDS: dict[str, Callable[[Path, Any], tuple[Path, dict[str, Any]]]] = {
     "adapter": lambda root, tiny: (tiny("llama"), {"adapter": write_adapter(root / "adapter", tiny("llama"))}),
     "adapters": lambda root, tiny: (tiny("llama"), {"adapters": {"a": write_adapter(root / "a", tiny("llama"))}}),
     "gguf": lambda root, tiny: (write_model(root / "tiny.gguf"), {}),
-    "packed": lambda root, tiny: (quantized(root / "packed"), {"dequantize": False}),
-    "widened": lambda root, tiny: (quantized(root / "packed"), {"dequantize": True}),
+    "packed": lambda root, tiny: (quantize_in_place(wide_tiny(root / "packed")), {"dequantize": False}),
+    "widened": lambda root, tiny: (quantize_in_place(wide_tiny(root / "packed")), {"dequantize": True}),
     "disk": lambda root, tiny: (tiny("qwen3_5"), {"kv_store": root / "store"}),
 }
 
@@ -336,22 +323,14 @@ def test_weights_that_are_no_numbers_leave_nothing(tmp_path: Path) -> None:
     assert caught.value
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_progress_bar_that_raises_leaves_nothing(step: int, tiny: Any) -> None:
+@pytest.mark.parametrize(("load", "step"), [(opened, 1), (opened, 2), (opened, 3), (load_model, 2)])
+def test_a_progress_bar_that_raises_leaves_nothing(load: Callable[..., Any], step: int, tiny: Any) -> None:
+    """Though the error is kept."""
+
     def stop(progress: Any) -> None:
         if progress.total and progress.done == step:
             raise KeyboardInterrupt
 
     with freed(), pytest.raises(KeyboardInterrupt) as caught:
-        opened(tiny("llama"), on_progress=stop)
-    assert caught.value
-
-
-def test_a_model_whose_loading_is_interrupted_is_freed_though_the_error_is_kept(tiny: Any) -> None:
-    def stop(progress: Any) -> None:
-        if progress.done == 2:
-            raise KeyboardInterrupt
-
-    with freed(), pytest.raises(KeyboardInterrupt) as caught:
-        load_model(tiny("llama"), on_progress=stop)
+        load(tiny("llama"), on_progress=stop)
     assert caught.value

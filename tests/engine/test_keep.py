@@ -18,7 +18,7 @@ from cortexmlx.errors import InvalidRequest
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE
 from support.engine.logits import answers_with_logits, mlx_lms_logits
-from support.models.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
+from support.models.quantized_models import assert_rounded, loaded, wide
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, tokens_of, write_tiny
 
@@ -91,9 +91,7 @@ def test_with_quantized_keys_and_values(bits: int, tmp_path: Path) -> None:
     model = loaded(folder)[0]
     assert group is not None and driver.core.stats().dropped_tokens > 2 * LAST
     for text, part in texts(prompt, answer):
-        wanted = greedy(model, text, len(part), rounding_caches(model, bits, group), ())
-        gap = gap_of(model, text, part, wanted, bits, group)
-        assert gap is None or gap[1] < NOISE
+        assert_rounded(model, text, part, len(part), bits, group)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import pytest
 
 from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.models.quantized_models import wide
 from support.models.recurrent import RECURRENT
 from support.models.tiny import tokens_of
@@ -41,8 +41,7 @@ def check_restarts(name: str, opened: Callable[[], Stored], judged: Any, theirs:
             with opened() as driver:
                 answer, cached = driver.ask(prompt)
                 driver.core.check_invariants()
-            gap = disagreement(judged(name)[0], prompt, answer, theirs(name, prompt, 10))
-            assert gap is None or gap[1] < NOISE, gap
+            assert_same(judged(name)[0], prompt, answer, theirs(name, prompt, 10))
             found.append(cached)
     parts = 48 if name not in RECURRENT else 0  # no state was kept there
     assert found == [0, 88, parts, 88, 96, 72]

@@ -159,9 +159,7 @@ def test_one_refused_look_after_pressure_costs_one_request_at_most(
             driver.result(refused)
     driver.step(3)
     short[0] = False
-    late = driver.add(prompt, 20)
-    driver.finish()
-    assert list(driver.result(late).token_ids) == theirs("llama", prompt, 20)
+    assert list(driver.result_of(prompt, 20).token_ids) == theirs("llama", prompt, 20)
     assert driver.core.scheduler.limits.max_answer_tokens(0, driver.core.cache.tables.configured_tokens) == 512
 
 

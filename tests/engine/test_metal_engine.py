@@ -17,7 +17,7 @@ from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.metal.lab import sim
 from cortexmlx.system.machine import metal_device
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.kernels.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, copying, dropped, raising
 from support.models.tiny import tokens_of, write_tiny
 
@@ -29,12 +29,6 @@ def fast() -> Any:
     """The engine's tokens are judged here, the kernels' accesses elsewhere."""
     with sim.options(checked=False):
         yield
-
-
-def _same(model: Any, prompt: list[int], mine: Any, theirs: Any) -> None:
-    """The same tokens, or two that tie within float32 rounding where they part."""
-    found = disagreement(model, prompt, mine, theirs)
-    assert found is None or found[1] < NOISE, found
 
 
 @pytest.fixture(params=["sim", pytest.param("metal", marks=pytest.mark.metal)])
@@ -59,8 +53,8 @@ def test_same_tokens_as_the_reference_alone_and_in_a_batch(
     kernels, reference = Driver(tiny(name), attention=backend), Driver(tiny(name), attention="reference")
     wanted = reference.answers(PROMPTS, 36)
     for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 36), wanted, strict=True):
-        _same(judged(name)[0], prompt, mine, theirs)
-    _same(judged(name)[0], PROMPTS[1], kernels.answers(PROMPTS[1:2], 36)[0], wanted[1])
+        assert_same(judged(name)[0], prompt, mine, theirs)
+    assert_same(judged(name)[0], PROMPTS[1], kernels.answers(PROMPTS[1:2], 36)[0], wanted[1])
     assert kernels.core.backend.notes() == ()
     assert kernels.core.stats().attention_backend == f"{backend}, prefill kernel, vector kernel"
 
@@ -84,7 +78,7 @@ def test_same_tokens_where_several_heads_share_a_kv_head(
     model = mlx_lm.load(str(folder))[0]
     wanted = reference.answers(PROMPTS, 24)
     for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 24), wanted, strict=True):
-        _same(model, prompt, mine, theirs)
+        assert_same(model, prompt, mine, theirs)
     assert kernels.core.stats().attention_backend.startswith(f"{backend}, {used}")
 
 
@@ -103,7 +97,7 @@ def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
     assert 0 < len(cut) < 40
     others = [(p, driver.result(h).token_ids) for p, h in ((PROMPTS[1], second), (PROMPTS[2], third))]
     for prompt, tokens in ((PROMPTS[0], cut), *others):
-        _same(judged("llama")[0], prompt, tokens, reference.answers([prompt], len(tokens))[0])
+        assert_same(judged("llama")[0], prompt, tokens, reference.answers([prompt], len(tokens))[0])
     assert_nothing_lost(driver.core.stats())
 
 
@@ -112,10 +106,9 @@ def test_forked_answers_share_their_prompt(
 ) -> None:
     driver, reference = (Driver(tiny("llama"), attention=a) for a in (backend, "reference"))
     greedy = reference.answers([PROMPTS[1]], 20)[0]
-    handle = driver.add(PROMPTS[1], 20, n=2)
-    driver.finish()
-    for choice in (driver.result(handle), *driver.result(handle).others):
-        _same(judged("llama")[0], PROMPTS[1], choice.token_ids, greedy)
+    done = driver.result_of(PROMPTS[1], 20, n=2)
+    for choice in (done, *done.others):
+        assert_same(judged("llama")[0], PROMPTS[1], choice.token_ids, greedy)
 
 
 def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_next(
@@ -207,4 +200,4 @@ def test_a_layer_of_a_decode_step_takes_two_launches_where_it_is_norm_rotation_a
     assert names.count("cortex_tail_write") == writes * 11 * layers <= decoded <= steps * layers
     wanted = Driver(tiny(name), attention="reference").answers(PROMPTS, 12)
     for prompt, mine, theirs in zip(PROMPTS, answers, wanted, strict=True):
-        _same(judged(name)[0], prompt, mine, theirs)
+        assert_same(judged(name)[0], prompt, mine, theirs)

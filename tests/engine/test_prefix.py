@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.types.request import Completion, RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 
 SYSTEM = tokens_of(70, seed=4)
-
-
-def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) -> Completion:
-    handle = driver.add(prompt, tokens, **params)
-    driver.finish()
-    return driver.result(handle)
 
 
 # -- what is found again ----------------------------------------------------------------------------------------------
@@ -28,8 +21,8 @@ def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) 
 def test_the_same_prompt_again_computes_one_token(tiny: Any, theirs: Any, length: int) -> None:
     driver = Driver(tiny("llama"))
     prompt = SYSTEM[:length]
-    assert ask(driver, prompt).usage.cached_tokens == 0
-    again = ask(driver, prompt)
+    assert driver.result_of(prompt, 10).usage.cached_tokens == 0
+    again = driver.result_of(prompt, 10)
     assert again.usage.cached_tokens == length - 1
     assert list(again.token_ids) == theirs("llama", prompt, 10)
 
@@ -62,10 +55,10 @@ def test_a_token_that_ends_an_answer_early_is_there_for_the_next_turn(tiny: Any,
     end = next(i for i in range(4, 12) if greedy[i] not in greedy[:i])
     for pipeline, found in ((True, len(text) + end + 1), (False, len(text) + end)):
         driver = Driver(tiny("llama"), pipeline=pipeline)
-        done = ask(driver, text, 30, stop_token_ids=(greedy[end],))
+        done = driver.result_of(text, 30, stop_token_ids=(greedy[end],))
         assert list(done.token_ids) == greedy[: end + 1]
         turn = [*text, *done.token_ids, *tokens_of(6, seed=3)]
-        again = ask(driver, turn)
+        again = driver.result_of(turn, 10)
         assert again.usage.cached_tokens == found and list(again.token_ids) == theirs("llama", turn, 10)
 
 
@@ -86,18 +79,18 @@ def test_a_finished_rows_blocks_do_not_wait_for_the_others_windows(tiny: Any) ->
 
 def test_part_of_a_block_is_copied_when_others_need_it_whole(tiny: Any, theirs: Any) -> None:
     driver = Driver(tiny("llama"))
-    ask(driver, SYSTEM[:32], 1)
+    driver.result_of(SYSTEM[:32], 1)
     prompt = [*SYSTEM[:29], 7, 7, 7, 9]
-    branch = ask(driver, prompt)
+    branch = driver.result_of(prompt, 10)
     assert branch.usage.cached_tokens == 29
     assert list(branch.token_ids) == theirs("llama", prompt, 10)
-    again = ask(driver, SYSTEM[:40])
+    again = driver.result_of(SYSTEM[:40], 10)
     assert again.usage.cached_tokens == 32 and list(again.token_ids) == theirs("llama", SYSTEM[:40], 10)
 
 
 def test_without_the_prefix_cache_nothing_is_found(tiny: Any) -> None:
     driver = Driver(tiny("llama"), prefix_cache=False)
-    assert [ask(driver, SYSTEM).usage.cached_tokens for _ in range(2)] == [0, 0]
+    assert [driver.result_of(SYSTEM, 10).usage.cached_tokens for _ in range(2)] == [0, 0]
     stats = driver.core.stats()
     assert stats.cached_tokens == stats.cached_blocks == 0
 

@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.execution import execution_modes
@@ -19,8 +18,8 @@ from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement, greedy
-from support.models.tiny import tokens_of, write_tiny
+from support.engine.judge import assert_same, greedy
+from support.models.tiny import quantize_in_place, tokens_of, write_tiny
 
 PROMPTS = [tokens_of(count, seed=count) for count in (3, 7, 5)]
 TOKENS = 5
@@ -32,10 +31,7 @@ def quantized(folder: Path, name: str, form: str) -> Path:
     """A tiny model of quantized weights."""
     group, bits, kind = FORMATS[form]
     write_tiny(folder, name, hidden_size=64, intermediate_size=128, head_dim=16)
-    model, config = quantize_model(*load_model(folder), group, bits, mode=kind)
-    save_model(folder, model)
-    save_config(config, folder / "config.json")
-    return folder
+    return quantize_in_place(folder, group, bits, kind)
 
 
 class FewRows:
@@ -69,8 +65,7 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
         assert served.notes() == ()
         driver.core.release()
     for prompt, answer in zip(PROMPTS, mine, strict=True):
-        gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
     experts = name in ("mixtral", "gpt_oss")
     rows = {rows for of_experts, rows in +use.served if not of_experts}
     assert max(rows) <= 24 and 3 in rows, "decoding three rows"
@@ -143,5 +138,4 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
         driver.core.release()
     assert "5 to 8 rows" in rows and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
     for prompt, answer in zip(PROMPTS, mine, strict=True):
-        gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE
 from support.engine.same_tokens import SETTINGS, TOKENS, prompts_of
-from support.models.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
+from support.models.quantized_models import assert_rounded, loaded, wide
 from support.models.tiny import tokens_of
 from support.store.stored import Stored
 from tests.engine.test_stale_data import Poison
@@ -43,9 +42,7 @@ def check_greedy(folder: Path, driver: Driver, prompts: Sequence[Sequence[int]],
     assert bits is not None and group is not None
     model = loaded(folder)[0]
     for prompt, mine in zip(prompts, answers, strict=True):
-        wanted = greedy(model, prompt, TOKENS, rounding_caches(model, bits, group), ())
-        gap = gap_of(model, prompt, mine, wanted, bits, group)
-        assert gap is None or gap[1] < NOISE, f"prompt of {len(prompt)}: differs at {gap[0]} by {gap[1]}"
+        assert_rounded(model, prompt, mine, TOKENS, bits, group)
     assert_nothing_lost(stats)
 
 
@@ -98,10 +95,7 @@ def test_the_next_engine_finds_codes_on_disk_and_another_number_of_bits_none(fol
         with Stored(folder, tmp_path, kv_bits=bits) as driver:
             answer, found = driver.ask(prompt)
             cached.append(found)
-            model = loaded(folder)[0]
-            wanted = greedy(model, prompt, len(answer), rounding_caches(model, bits, 32), ())
-            gap = gap_of(model, prompt, answer, wanted, bits, 32)
-            assert gap is None or gap[1] < NOISE
+            assert_rounded(loaded(folder)[0], prompt, answer, len(answer), bits, 32)
     assert cached == [0, 88, 0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.engine.same_tokens import TIGHT, prompts_of
 from support.models.recurrent import RECURRENT
 from support.models.tiny import tokens_of
@@ -56,8 +56,7 @@ def test_greedy_tokens(name: str, setting: str, tiny: Any, judged: Any, theirs: 
             first = driver.result(handle)
             for answer in (first, *first.others):
                 wanted = theirs(name, prompt, TOKENS)
-                gap = disagreement(judged(name)[0], prompt, answer.token_ids, wanted)
-                assert gap is None or gap[1] < NOISE
+                assert_same(judged(name)[0], prompt, answer.token_ids, wanted)
     stats = driver.core.stats()
     assert "tight" not in setting or stats.preemptions >= len(prompts) / 2, "the arena must be too small"
     assert_nothing_lost(stats)
@@ -69,16 +68,9 @@ def test_an_arena_that_grows_and_shrinks_all_the_time(name: str, tiny: Any, judg
     driver = driver_of(tiny(name), tokens=16_384, prefill_budget=64)
     prompts = [*prompts_of(), tokens_of(300, seed=3)]
     handles = [driver.add(p, TOKENS, ignore_eos=False) for p in prompts]
-    for step in range(10_000):
-        if driver.core.idle:
-            break
-        driver.step()
-        if step % 3 == 0:
-            driver.core.relieve(True)
+    driver.finish_resizing(3)
     for prompt, handle in zip(prompts, handles, strict=True):
-        mine = driver.result(handle).token_ids
-        gap = disagreement(judged(name)[0], prompt, mine, theirs(name, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judged(name)[0], prompt, driver.result(handle).token_ids, theirs(name, prompt, TOKENS))
     assert_nothing_lost(driver.core.stats())
 
 

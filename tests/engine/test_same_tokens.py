@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.engine.same_tokens import LENGTHS, SETTINGS, TOKENS, prompts_of
 from support.models.tiny import tokens_of
 
@@ -35,8 +35,7 @@ def test_greedy_tokens(tiny: Any, judged: Any, theirs: Any, name: str, setting: 
     driver = driver_of(tiny(name), setting)
     answers = driver.answers(prompts, TOKENS, ignore_eos=False)
     for prompt, mine in zip(prompts, answers, strict=True):
-        gap = disagreement(judged(name)[0], prompt, mine, theirs(name, prompt, TOKENS))
-        assert gap is None or gap[1] < NOISE
+        assert_same(judged(name)[0], prompt, mine, theirs(name, prompt, TOKENS))
     stats = driver.core.stats()
     say(setting, stats.preemptions, len(prompts))
     if "tight" in setting:
@@ -109,6 +108,5 @@ def test_real_weights(real: Any) -> None:
     wanted = Driver(name, tokens=4096, block_size=16, **SETTINGS["plain"]).answers(prompts, 18)
     driver = Driver(name, tokens=4096, max_rows=4, block_size=16)
     for prompt, mine, theirs in zip(prompts, driver.answers(prompts, 18), wanted, strict=True):
-        gap = disagreement(judge, prompt, mine, theirs)
-        assert gap is None or gap[1] < 0.05, f"differs at {gap[0]} by {gap[1]}"
+        assert_same(judge, prompt, mine, theirs, 0.05)
     assert_nothing_lost(driver.core.stats())

@@ -135,10 +135,8 @@ def test_forced_tokens_are_those_of_the_judge(name: str, setting: dict[str, Any]
 def test_a_model_that_is_not_paged_too(tiny: Any, judge: Any, unpaged: None) -> None:
     driver = Driver(tiny("llama"), tokens=512, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(2)]
-    handles = [driver.add(prompt, 48, ignore_eos=False, structured=PERSON) for prompt in prompts]
-    driver.finish()
-    for prompt, handle in zip(prompts, handles, strict=True):
-        assert list(driver.result(handle).token_ids) == judge("llama", prompt, PERSON, 48)
+    answers = driver.answers(prompts, 48, ignore_eos=False, structured=PERSON)
+    assert list(map(list, answers)) == [judge("llama", prompt, PERSON, 48) for prompt in prompts]
 
 
 def test_seeded_answers_are_the_same_alone_and_in_a_batch_and_are_valid(tiny: Any) -> None:

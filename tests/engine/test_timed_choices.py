@@ -21,7 +21,7 @@ from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.models.tiny import tokens_of, write_tiny
 
 PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
@@ -37,12 +37,6 @@ def force(driver: Driver, way: DecodeMethod) -> int:
     ways = {key: way for key, job in jobs.items() if way.value in job.candidate_names}
     choosing.choices.set_methods(ways)
     return len(ways)
-
-
-def assert_same(model: Any, prompt: list[int], mine: Any, theirs: Any) -> None:
-    """The same tokens, or two that tie within float32 rounding where they part."""
-    found = disagreement(model, prompt, mine, theirs)
-    assert found is None or found[1] < NOISE, found
 
 
 @pytest.mark.parametrize(("name", "way"), [("windowed llama", DecodeMethod.VIEW), ("gpt_oss", DecodeMethod.GATHER)])

@@ -183,9 +183,7 @@ def test_a_mask_leaves_nothing_else_to_any_draw(tiny: Any, filters: dict[str, An
         return mx.where(mx.arange(VOCAB)[None] % 2 == 0, logits, -mx.inf)
 
     driver = Driver(tiny("llama"))
-    handle = driver.add(tokens_of(9), 60, temperature=5.0, logits_processors=[even], logprobs=0, **filters)
-    driver.finish()
-    completion = driver.result(handle)
+    completion = driver.result_of(tokens_of(9), 60, temperature=5.0, logits_processors=[even], logprobs=0, **filters)
     assert {t % 2 for t in completion.token_ids} == {0} and len(set(completion.token_ids)) > 5
     assert all(np.isfinite(p.logprob) for p in completion.logprobs or ())
 
@@ -310,15 +308,14 @@ def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: An
     prompts = prompts_of()
     plain = [driver.add(p, TOKENS, ignore_eos=False) for p in prompts[:2]]
     bad = driver.add(tokens_of(20, seed=1), TOKENS, n=2, logits_processors=[make()])
-    other = driver.add(prompts[3], TOKENS, logits_processors=[no_repeats])
-    driver.finish()
+    other = driver.result_of(prompts[3], TOKENS, logits_processors=[no_repeats])
     with pytest.raises(LogitsProcessorError, match=message) as caught:
         driver.result(bad)
     assert caught.value.__cause__ is not None
     assert bad.state is RequestState.FAILED
     for prompt, handle in zip(prompts, plain, strict=False):
         assert list(driver.result(handle).token_ids) == theirs("llama", prompt, TOKENS)
-    assert list(driver.result(other).token_ids) == judge("llama", prompts[3], [no_repeats])
+    assert list(other.token_ids) == judge("llama", prompts[3], [no_repeats])
     driver.core.check_invariants()
     assert_nothing_lost(driver.core.stats())
     (again,) = driver.answers(prompts[:1], TOKENS, ignore_eos=False)

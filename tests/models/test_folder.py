@@ -29,7 +29,7 @@ from cortexmlx.models.folder_config import (
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import assert_same, disagreement, greedy
 from support.folders import CONFIG, fails, write_folder
 from support.models.draft_heads import fuse_experts
 from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
@@ -585,8 +585,7 @@ def assert_mlx_lms_tokens(folder: Path, count: int = 10) -> None:
     for dequantize in (False, True):
         driver = Driver(folder, dequantize=dequantize)
         for prompt, mine, theirs in zip(PROMPTS, driver.answers(PROMPTS, count, ignore_eos=False), wanted, strict=True):
-            gap = disagreement(judge, prompt, mine, theirs)
-            assert gap is None or gap[1] < NOISE, f"dequantize {dequantize}: differs at {gap[0]} by {gap[1]}"
+            assert_same(judge, prompt, mine, theirs)
 
 
 def mixed(path: str, module: Any) -> Any:

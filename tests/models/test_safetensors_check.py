@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,26 @@ from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.safetensors_check import check_weights
 from support.folders import fails, write_folder
 
-
-@pytest.mark.parametrize("kept", [0, 4, 8, 100, -1])
-def test_truncated_weights_are_reported_with_the_bytes(tmp_path: Path, kept: int) -> None:
-    folder = write_folder(tmp_path / "m")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:kept])
-    fails(folder, ModelCorrupt, "model.safetensors", "Download it again")
+NESTED = b"[" * 100_000
 
 
-def test_a_damaged_weights_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        *((lambda whole, kept=kept: whole[:kept], "Download it again") for kept in (0, 4, 8, 100, -1)),
+        (lambda whole: whole[:8] + b"\xff" * 12 + whole[20:], "header cannot be read"),
+        (lambda whole: struct.pack("<Q", len(NESTED)) + NESTED, "header cannot be read"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+    ],
+    ids=["empty", "4 bytes", "8 bytes", "100 bytes", "one byte less", "no header", "nested without end", "a pointer"],
+)
+def test_a_file_that_is_cut_short_or_damaged_says_so(
+    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
     folder = write_folder(tmp_path / "m")
     file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[8:20] = b"\xff" * 12
-    file.write_bytes(content)
-    fails(folder, ModelCorrupt, "header cannot be read")
+    file.write_bytes(damage(file.read_bytes()))
+    fails(folder, ModelCorrupt, "model.safetensors", says)
 
 
 @pytest.mark.parametrize(
@@ -46,24 +51,20 @@ def test_a_tensor_in_the_place_of_another_is_not_read(tmp_path: Path, offsets: l
     fails(folder, ModelCorrupt, "model.safetensors", said)
 
 
-def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    fails(folder, ModelCorrupt, "git lfs pull")
+MISSING = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    fails(folder, ModelCorrupt, "model-00002-of-00002.safetensors")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}'])
-def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps(MISSING), "model-00002-of-00002.safetensors"),
+        *((broken, "model.safetensors.index.json") for broken in ("{", "[]", "{}", '{"weight_map": [1]}')),
+    ],
+)
+def test_a_missing_shard_and_a_broken_index_are_named(tmp_path: Path, content: str, says: str) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors.index.json").write_text(content)
-    fails(folder, ModelCorrupt, "model.safetensors.index.json")
+    fails(folder, ModelCorrupt, says)
 
 
 def test_a_tensor_in_two_files_is_refused_with_both(tmp_path: Path) -> None:
@@ -89,10 +90,3 @@ def test_a_link_to_itself_and_a_folder_in_the_place_of_a_file_are_named(tmp_path
     file.unlink()
     file.mkdir()
     fails(folder, ModelCorrupt, "model.safetensors cannot be read", "directory")
-
-
-def test_a_header_nested_without_end_is_damage(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    header = b"[" * 100_000
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    fails(folder, ModelCorrupt, "header cannot be read")

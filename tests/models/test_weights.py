@@ -32,65 +32,43 @@ from support.models.adapters import write_adapter
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
 def dense() -> Any:
-    return llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=2,
-            intermediate_size=96,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            vocab_size=64,
-            tie_word_embeddings=False,
-            attention_bias=True,
-        )
-    )
+    return llama.Model(llama.ModelArgs.from_dict(SIZES | {"model_type": "llama", "attention_bias": True}))
 
 
 def experts() -> Any:
-    return qwen3_moe.Model(
-        qwen3_moe.ModelArgs(
-            model_type="qwen3_moe",
-            hidden_size=64,
-            num_hidden_layers=2,
-            intermediate_size=96,
-            num_attention_heads=4,
-            num_experts=4,
-            num_experts_per_tok=2,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            moe_intermediate_size=32,
-            rms_norm_eps=1e-5,
-            vocab_size=64,
-            num_key_value_heads=2,
-            head_dim=16,
-            rope_theta=10000.0,
-            tie_word_embeddings=False,
-            max_position_embeddings=128,
-            norm_topk_prob=True,
-        )
-    )
+    more = {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "head_dim": 16,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 128,
+        "norm_topk_prob": True,
+    }
+    return qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(SIZES | more))
 
 
 def latents() -> Any:
     """Each head's matrices from latents and to latents are layers of their own kind."""
-    return deepseek_v3.Model(
-        deepseek_v3.ModelArgs(
-            vocab_size=64,
-            hidden_size=64,
-            num_hidden_layers=1,
-            intermediate_size=96,
-            num_attention_heads=4,
-            kv_lora_rank=32,
-            q_lora_rank=32,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=32,
-            v_head_dim=32,
-            first_k_dense_replace=1,
-        )
-    )
+    ranks = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"), 32)
+    more = {"num_hidden_layers": 1, "num_key_value_heads": 4, "qk_rope_head_dim": 8, "first_k_dense_replace": 1}
+    return deepseek_v3.Model(deepseek_v3.ModelArgs.from_dict(SIZES | ranks | more))
 
 
 def logits(model: Any) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,13 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import HttpServer, open_listener
 from support.clients.in_process import InProcess, in_process
+from support.clients.listening import listening
 from support.engine.core_driver import finally_nothing_lost
 from support.models.calling import write_calling
-from support.patience import PATIENCE
 
 Serve = Callable[..., str]
 httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)  # reads all certificates, for each client
-
-
-@contextmanager
-def listening(application: Any) -> Iterator[str]:
-    """Serve an application; yields its address."""
-    server = HttpServer(application, open_listener("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
-        thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")

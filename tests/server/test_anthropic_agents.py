@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import HttpServer, open_listener
+from support.clients.listening import listening
 from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, dictated, write_thinking
 from support.patience import PATIENCE
@@ -119,20 +118,12 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def thinking(thinker: Engine) -> Iterator[httpx.Client]:
     """A client of a model that thinks and answers, whatever it is asked."""
     params = dictated(thinker, "<think>one two</think>three")
-    listening = HttpServer(
-        app(thinker, ServerSettings(keys={"a": "ann", "b": "bob"}, defaults=RequestDefaults(params))),
-        open_listener("127.0.0.1", 0),
-    )
-    thread = threading.Thread(target=listening.run)
-    thread.start()
-    try:
-        with httpx.Client(
-            base_url=listening.url, timeout=PATIENCE, trust_env=False, headers={"x-api-key": "a"}
-        ) as http:
-            yield http
-    finally:
-        listening.stop()
-        thread.join(PATIENCE)
+    settings = ServerSettings(keys={"a": "ann", "b": "bob"}, defaults=RequestDefaults(params))
+    with (
+        listening(app(thinker, settings)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, headers={"x-api-key": "a"}) as http,
+    ):
+        yield http
 
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

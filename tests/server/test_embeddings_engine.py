@@ -12,10 +12,10 @@ import httpx2 as httpx
 import numpy as np
 import openai
 import pytest
-from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
+from support.clients.listening import listening
 from support.embedding.models import write_embedding, write_reranker
 from support.engine.core_driver import finally_nothing_lost
 from support.models.tiny import write_tiny

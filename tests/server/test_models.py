@@ -21,9 +21,9 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
-from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.residency import FIRST_SECONDS
 from cortexmlx.server.settings import LoggedRequest
+from support.clients.listening import listening
 from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
 
@@ -71,18 +71,8 @@ def start() -> Iterator[Callable[..., httpx.Client]]:
     with ExitStack() as stack:
 
         def serve(served: Any, **options: Any) -> httpx.Client:
-            listening = HttpServer(app(served, ServerSettings(**options)), open_listener("127.0.0.1", 0), grace=1.0)
-            thread = threading.Thread(target=listening.run)
-            thread.start()
-            client = httpx.Client(base_url=listening.url, timeout=PATIENCE, trust_env=False)
-
-            def stop() -> None:
-                client.close()
-                listening.stop()
-                thread.join(PATIENCE)
-
-            stack.callback(stop)
-            return client
+            url = stack.enter_context(listening(app(served, ServerSettings(**options)), grace=1.0))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False))
 
         yield serve
 

@@ -10,11 +10,11 @@ import anthropic
 import httpx2 as httpx
 import openai
 import pytest
-from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
 from support.clients.in_process import InProcess
+from support.clients.listening import listening
 from support.patience import PATIENCE
 
 

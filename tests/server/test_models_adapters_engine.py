@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from server.conftest import listening
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.server import ServerSettings, app
+from support.clients.listening import listening
 from support.models.adapters import write_adapter
 from support.patience import PATIENCE
 

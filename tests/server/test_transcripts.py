@@ -10,14 +10,12 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.fitting import ConversationFitter
-from cortexmlx.models.tokenizers.templates import render_template
 from cortexmlx.server.transcripts import TranscriptMemory, TranscriptTable
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
-from support.models.loop_templates import KIMI
+from support.models.loop_templates import KIMI, fitted
 
 WORDS = [">", "<", "a", "b", "ab", "bb", "aab", " ", "u", "m", "t", "c", "0", "(", ")", "  "]
 END = 0
@@ -286,12 +284,7 @@ def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> 
             return b"<|im_end|>" if token == END else chr(token).encode()
 
         def render(self, messages: Sequence[Message]) -> str:
-            def written(said: Any) -> str:
-                return render_template(KIMI, said, None, {"add_generation_prompt": True})
-
-            text = ConversationFitter(written).render([dict(each) for each in messages], written)
-            assert isinstance(text, str)
-            return text
+            return fitted(KIMI, *map(dict, messages))
 
     reader = Kimi()
     for counted, own in (("0", True), ("7", False)):

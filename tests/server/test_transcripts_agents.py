@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 import pytest
-from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
+from support.clients.listening import listening
 from support.engine.core_driver import soon
 from support.models import tool_templates
 from support.models.recurrent import RECURRENT

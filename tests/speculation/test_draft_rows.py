@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.core.draft_model import DraftModel
 from cortexmlx.scheduling.job import Job
 from support.drafting.draft_models import draft_model, guesses
-from support.engine.judge import NOISE, disagreement
+from support.engine.judge import assert_same
 from support.models.tiny import VOCAB, tokens_of, write_tiny
 from support.scheduling.requests import job_of
 
@@ -41,8 +41,7 @@ class Story:
                 continue
             assert 1 <= len(guessed) <= 4
             self.guessed += len(guessed)
-            gap = disagreement(self.judged, job.tokens, guessed, self.theirs(self.name, job.tokens, len(guessed)))
-            assert gap is None or gap[1] < NOISE
+            assert_same(self.judged, job.tokens, guessed, self.theirs(self.name, job.tokens, len(guessed)))
             right = self.random.randint(0, len(guessed))
             job.tokens += guessed[:right]
             if self.random.random() < 0.8:
@@ -168,8 +167,7 @@ def test_a_text_that_has_dropped_tokens_begins_again(model: DraftModel, judged: 
     job.drops += 1
     (guessed,) = guesses(model, [job])
     assert guessed is not None
-    gap = disagreement(judged("llama")[0], job.tokens, guessed, theirs("llama", job.tokens, 4))
-    assert gap is None or gap[1] < NOISE
+    assert_same(judged("llama")[0], job.tokens, guessed, theirs("llama", job.tokens, 4))
 
 
 def test_what_the_draft_model_does_not_know_is_not_followed(tmp_path: Path) -> None:

@@ -93,8 +93,10 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     assert "notes" not in records(out)[0] and "form" not in capsys.readouterr().err
 
 
-def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, source: Path, out: Path) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
+def test_openai_records_have_the_shape_of_the_openai_batch_api_and_it_is_said_who_answered(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "gpt-3.5-turbo-0125", "messages": [{"role": "user", "content": "hi"}]}
     lines = [
         {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body},
         {"custom_id": "c2", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi", "n": 2}},
@@ -135,6 +137,7 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
     assert [(c["index"], c["text"]) for c in choices] == [(0, "You said: hi"), (1, "You said: hi")]
     assert text["response"]["body"]["usage"]["completion_tokens"] == 6
     assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi"]
+    assert "cortexmlx: requests name 'gpt-3.5-turbo-0125': fake answered them\n" in capsys.readouterr().err
 
 
 def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(
@@ -169,13 +172,10 @@ def test_unordered_writes_whatever_finishes_first(fakes: Fakes, source: Path, ou
 
 
 def test_plain_lines_from_stdin_to_stdout_through_the_template(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, piped: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "in").write_bytes(b"one\ntwo\n")
-    with (tmp_path / "in").open() as lines:
-        monkeypatch.setattr(sys, "stdin", lines)
-        monkeypatch.chdir(tmp_path)
-        assert run(["batch", "-m", "fake", "-", "-o", "-", "--system", "Be brief."]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert piped("one\ntwo\n", "batch", "-m", "fake", "-", "-o", "-", "--system", "Be brief.") == 0
     assert [path.name for path in tmp_path.iterdir()] == ["in"], "- is no name of a file"
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [
         "You said: one",
@@ -224,29 +224,6 @@ def test_a_huge_input_is_read_only_as_fast_as_it_is_answered(fakes: Fakes, out: 
     assert 3 < fakes.engine.most_in_flight <= 12
 
 
-def test_the_batch_guides_own_example_runs_and_says_who_answered(
-    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The two requests that the OpenAI API's guide to batches shows."""
-    lines = [
-        {
-            "custom_id": f"request-{number}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {
-                "model": "gpt-3.5-turbo-0125",
-                "messages": [{"role": "system", "content": kind}, {"role": "user", "content": "Hello world!"}],
-                "max_tokens": 1000,
-            },
-        }
-        for number, kind in enumerate(["You are a helpful assistant.", "You are an unhelpful assistant."], 1)
-    ]
-    source.write_text("\n".join(map(json.dumps, lines)))
-    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
-    assert [record["custom_id"] for record in records(out)] == ["request-1", "request-2"]
-    assert "cortexmlx: requests name 'gpt-3.5-turbo-0125': fake answered them\n" in capsys.readouterr().err
-
-
 def test_a_name_that_two_lines_have_is_refused_before_anything_is_loaded(
     fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,12 +248,10 @@ def test_an_answer_is_there_before_the_next_line_of_a_pipe() -> None:
 
 
 def test_a_name_that_comes_twice_through_a_pipe_ends_the_run(
-    fakes: Fakes, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fakes: Fakes, out: Path, piped: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in").write_bytes(b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "z"}\n')
-    with (tmp_path / "in").open() as lines:
-        monkeypatch.setattr(sys, "stdin", lines)
-        assert run(["batch", "fake", "-", "-o", str(out)]) == 1
+    text = '{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "z"}\n'
+    assert piped(text, "batch", "fake", "-", "-o", str(out)) == 1
     err = capsys.readouterr().err
     assert err.count("error: ") == 1 and "error: lines 1 and 2 both have the id 'a': " in err
     assert "z" not in out.read_text()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.files import BatchFiles, BatchWriter, RecordFile, RecordStream
+from cortexmlx.cli.batch.files import BatchFiles, RecordFile
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.cli.files.outputs import STDOUT, ExistingFileMode
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -290,14 +290,6 @@ def test_wherever_a_file_is_torn_whole_records_stay(
     file.close()
 
 
-def test_what_is_no_record_is_refused_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
-    path.write_text('{"id": 1}\nmy notes\n{"id": 2}\n')
-    with pytest.raises(InvalidRequest, match=r"line 2 of .*notes is no record of a batch: --force starts again"):
-        opened(path)
-    assert path.read_text() == '{"id": 1}\nmy notes\n{"id": 2}\n'
-
-
 @settings(max_examples=25)
 @given(st.permutations(range(5)), st.integers(0, 5))
 def test_records_come_into_the_order_of_the_input(
@@ -407,19 +399,3 @@ def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
     assert lines_of(tmp_path / "out") == [] == file.keys
     file.append({"id": 1})
     assert lines_of(tmp_path / "out") == [{"id": 1}]
-
-
-def test_stdout_stays_open(capsys: pytest.CaptureFixture[str]) -> None:
-    stream = RecordStream(None)
-    stream.append({"id": 1})
-    stream.close()
-    print("more")
-    assert capsys.readouterr().out == '{"id": 1}\nmore\n'
-
-
-def test_errors_go_to_their_own_file(tmp_path: Path) -> None:
-    out, errors = opened(tmp_path / "out"), opened(tmp_path / "errors")
-    writer = BatchWriter(out, errors)
-    for record in ({"id": 1}, ERROR, {"id": 3}):
-        writer.write(record)
-    assert (out.keys, errors.keys) == (["1", "3"], ["2"])

@@ -81,8 +81,10 @@ def test_what_is_no_record_is_refused_before_anything_is_loaded(
     batch(files)
     with files[1].open("a") as out:
         out.write("my notes\n{}\n")
-    assert batch(files, "--resume") == 1 and len(fakes.opened) == 1
-    assert "line 5 of " in capsys.readouterr().err
+    before = files[1].read_bytes()
+    assert batch(files, "--resume") == 1 and len(fakes.opened) == 1 and files[1].read_bytes() == before
+    said = " ".join(capsys.readouterr().err.split())
+    assert "line 5 of " in said and "out.jsonl is no record of a batch: --force starts again" in said
 
 
 def test_errors_stay_when_a_run_that_asks_them_again_does_not_get_that_far(

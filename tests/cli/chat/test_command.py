@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +18,33 @@ from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine, FakeInfo, Fakes
 from support.cli.terminal import Terminal
 
+Piped = Callable[..., int]
+
 
 def test_piped_input_is_one_question_and_piped_output_is_plain(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, piped: Piped, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in").write_text("**the** notes\n")
-    with (tmp_path / "in").open() as lines:
-        monkeypatch.setattr(sys, "stdin", lines)
-        assert run(["chat", "fake", "-p", "Summarise."]) == 0
+    assert piped("**the** notes\n", "chat", "fake", "-p", "Summarise.") == 0
     assert capsys.readouterr() == ("You said: **the** notes\n\nSummarise.\n", "")
 
 
 def test_an_answer_from_a_pipe_that_ends_before_its_form_is_whole_exits_1(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, piped: Piped, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for most, code in ((2, 0), (1, 1)):
-        (tmp_path / "in").write_text("!say { }")
-        with (tmp_path / "in").open() as lines:
-            monkeypatch.setattr(sys, "stdin", lines)
-            assert run(["chat", "fake", "--schema", "json", "-n", str(most)]) == code
+        assert piped("!say { }", "chat", "fake", "--schema", "json", "-n", str(most)) == code
         out, err = capsys.readouterr()
         said = "the answer ends before the form is whole: stopped at the token limit of 1"
         assert out and (said in err) is bool(code)
 
 
-def test_a_failed_question_from_a_pipe_exits_1(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "in").write_text("!fail")
-    with (tmp_path / "in").open() as lines:
-        monkeypatch.setattr(sys, "stdin", lines)
-        assert run(["chat", "fake"]) == 1
+def test_a_failed_question_from_a_pipe_exits_1(fakes: Fakes, piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
+    assert piped("!fail", "chat", "fake") == 1
     assert capsys.readouterr().err.startswith("error: prompt has 9120 tokens")
 
 
 def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, piped: Piped, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     talk: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(name="other")).conversation(system="Be brief.")
     talk.params = SamplingParams(top_k=7, temperature=0.5)
@@ -63,10 +53,7 @@ def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
     talk.save(path)
 
     def ask(question: str, *arguments: str) -> tuple[str, SamplingParams]:
-        (tmp_path / "in").write_text(question)
-        with (tmp_path / "in").open() as lines:
-            monkeypatch.setattr(sys, "stdin", lines)
-            assert run(["chat", *arguments]) == 0
+        assert piped(question, "chat", *arguments) == 0
         capsys.readouterr()
         tokens, params = fakes.engine.seen[-1]
         return "".join(map(chr, tokens)), params
@@ -83,15 +70,12 @@ def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
 
 
 def test_messages_of_somebody_else_are_resumed_and_left_as_they_are(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, piped: Piped, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     theirs = tmp_path / "theirs.json"
     theirs.write_text('[{"role": "user", "content": "one"}, {"role": "assistant", "content": "uno"}]')
     before = theirs.read_bytes()
-    (tmp_path / "in").write_text("two")
-    with (tmp_path / "in").open() as lines:
-        monkeypatch.setattr(sys, "stdin", lines)
-        assert run(["chat", "fake", "--resume", str(theirs)]) == 0
+    assert piped("two", "chat", "fake", "--resume", str(theirs)) == 0
     assert "".join(map(chr, fakes.engine.seen[-1][0])).startswith("<user>one\n<assistant>uno\n<user>two")
     assert theirs.read_bytes() == before
     assert [len(SavedConversation.read(kept).messages) for kept in (tmp_path / "state/cortexmlx/chats").iterdir()] == [

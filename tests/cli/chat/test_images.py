@@ -15,11 +15,11 @@ pytest.importorskip("PIL")
 
 from cortexmlx import Engine
 from cortexmlx.cli.chat.attachments import find_dropped_image
-from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.cli.terminal.signals import InterruptHandler
+from support.cli.chat_commands import Lines
 from support.models.sighted import picture, write_sighted
 
 LINE = "[An image was here: a b.png. It is not kept.]\n"
@@ -40,16 +40,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cut.png").write_bytes((tmp_path / "a b.png").read_bytes()[:99])
     (tmp_path / "notes.txt").write_text("alpha\n")
     return tmp_path
-
-
-class Lines(PlainInput):
-    """What is typed, and then no more."""
-
-    def __init__(self, *lines: str) -> None:
-        self._lines = iter(lines)
-
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        return next(self._lines, None)
 
 
 def talk(session: ChatSession, *lines: str) -> str:

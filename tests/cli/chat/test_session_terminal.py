@@ -30,9 +30,7 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
 ) -> None:
     with Terminal("--no-history", program=PROGRAM) as terminal:
         terminal.wait_for_prompt()
-        terminal.type("one\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("one", FIGURES)
         terminal.ask(["some words", STOP])
         terminal.wait_for_stop()
         terminal.shows("some words")

@@ -154,9 +154,7 @@ def test_a_long_prompt_says_how_far_it_is_and_a_stop_is_heard_at_once(columns: i
         terminal.go_on()
         terminal.wait_for_prompt()
         assert any("stopped before the first word" in line for line in terminal.lines())
-        terminal.type("hello\r")
-        terminal.wait_for("You said: hello")
-        terminal.wait_for_prompt()
+        terminal.enter("hello", "You said: hello")
         assert not any("reading" in line or "stopping" in line for line in terminal.lines()), "nothing of it stays"
 
 

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.attachments import prepend_files
-from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import AttachedFile, ChatSession, Question, ReplyReader
 from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
+from support.cli.chat_commands import Lines
 from support.cli.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
@@ -86,16 +86,6 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[?2004l" in terminal.raw.decode().rpartition("\x1b[?2004h")[2], "the shell gets a terminal as it was"
 
 
-class Lines(PlainInput):
-    """What is typed, and then no more."""
-
-    def __init__(self, *lines: str) -> None:
-        self._lines = iter(lines)
-
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        return next(self._lines, None)
-
-
 def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
     session: ChatSession, screen: Console
 ) -> None:
@@ -154,9 +144,7 @@ def test_a_paste_of_200_lines_is_one_turn_also_while_an_answer_streams(tmp_path:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
         terminal.paste(CODE)
-        terminal.type("\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("", FIGURES)
         terminal.ask(["so ", STOP, "it is"])
         terminal.wait_for_stop()
         before = terminal.screen.rows()
@@ -179,9 +167,7 @@ def test_a_paste_that_the_end_of_an_answer_cuts_in_two_is_one_turn(tmp_path: Pat
         terminal.type("\x1b[200~one\ntw")
         terminal.go_on()
         terminal.wait_for(FIGURES)
-        terminal.type("o\nthree\x1b[201~\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("o\nthree\x1b[201~", FIGURES)
         assert kept(tmp_path) == ["!script", "one\ntwo\nthree"]
 
 
@@ -192,9 +178,7 @@ def test_ctrl_c_while_the_prompt_is_read_and_twice_loses_nothing_that_was_kept(
     monkeypatch.setenv("FAKE_TWICE", str(twice))
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("one\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("one", FIGURES)
         terminal.ask([STOP, "never"])
         terminal.wait_for_stop()
         terminal.type("\x03")
@@ -224,9 +208,7 @@ def test_a_full_context_never_ends_the_chat(monkeypatch: pytest.MonkeyPatch, tmp
     with Terminal("--no-history", "-n", "60", columns=100, lines=40) as terminal:
         terminal.wait_for_prompt()
         for number in range(12):
-            terminal.type(f"question number {number}\r")
-            terminal.wait_for(FIGURES)
-            terminal.wait_for_prompt()
+            terminal.enter(f"question number {number}", FIGURES)
         said = "".join(terminal.lines())
         assert said.count("the context of 400 tokens is full: with this question") >= 2
         terminal.type("x" * 500 + "\r")
@@ -245,9 +227,7 @@ def test_once_is_one_answer() -> None:
         assert terminal.exit_code() == 0 and "cortexmlx" not in terminal.screen.text_lines()[0]
     with Terminal("--no-history", "--once") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("/set temp 0.2\r")
-        terminal.wait_for("temperature")
-        terminal.wait_for_prompt()
+        terminal.enter("/set temp 0.2", "temperature")
         terminal.type("hi\r")
         terminal.wait_for("You said: hi")
         assert terminal.exit_code() == 0
@@ -278,9 +258,7 @@ def test_a_full_disk_ends_neither_the_chat_nor_its_lines() -> None:
         terminal.wait_for_prompt()
         resource.prlimit(terminal.pid, resource.RLIMIT_FSIZE, (0, 0))
         for word in ("one", "two"):
-            terminal.type(f"{word}\r")
-            terminal.wait_for(FIGURES)
-            terminal.wait_for_prompt()
+            terminal.enter(word, FIGURES)
         said = " ".join(" ".join(terminal.lines()).split())  # where lines break is the path's length's affair
         assert "You said: two" in said and "Traceback" not in said and said.count("the chat is not kept") == 1
 
@@ -348,16 +326,6 @@ class ChatModel:
         self.taken = None
 
 
-class Script(PlainInput):
-    """Types lines. The end of them is no answer to a question."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        return self.lines.pop(0) if self.lines else None
-
-
 @pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
 def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
     seed: int, session: ChatSession, screen: Console, tmp_path: Path
@@ -391,7 +359,7 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         text = line.removeprefix("/n 2").strip()
         answered = several and "!fail" not in (text or model.last or "!fail")
         lines = [line, choice] if answered else [line]
-        ChatLoop(session, Script(lines), screen, InterruptHandler(), pretty=False).run("")
+        ChatLoop(session, Lines(*lines), screen, InterruptHandler(), pretty=False).run("")
         if several:
             model.several(text, choice if answered else "1")
         else:

@@ -90,9 +90,7 @@ def test_a_question_stays_as_it_was_typed_whatever_the_window(tmp_path: Path) ->
     with Terminal("--no-history", columns=40, lines=8) as terminal:
         for keys, line in ((question, f">>> {question}"), ("one\x0atwo three", "... two three")):
             terminal.wait_for_prompt()
-            terminal.type(f"{keys}\r")
-            terminal.wait_for("40.0 tok/s")
-            terminal.wait_for_prompt()
+            terminal.enter(keys, "40.0 tok/s")
             assert [each for each in terminal.lines() if each.startswith(line[:8])] == [line]
         terminal.type("half\x03")
         terminal.wait_for("Ctrl-C again")

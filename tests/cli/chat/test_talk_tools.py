@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.talk import CONSENT, ChatLoop
-from cortexmlx.cli.start import run
 from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.structured.tools import read_tools
-from support.cli.chat_commands import printed
+from support.cli.chat_commands import Lines, printed
 from support.cli.cli_fakes import Fakes
 from support.cli.terminal import STOP, Terminal
-from tests.cli.chat.test_talk import Lines
 
 FUNCTIONS = '''
 def add(a: int, b: int) -> int:
@@ -150,18 +148,15 @@ def functions(tmp_path: Path) -> str:
 
 
 def test_a_piped_question_runs_its_calls_with_yes(
-    fakes: Fakes, functions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fakes: Fakes, functions: str, piped: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "in").write_text(CALL)
     for options, code, out, err in (
         (["--tools", functions, "--yes"], 0, "The result is 3", "adding"),
         (["--tools", functions], 2, "", "nobody can be asked before a call runs"),
         (["--yes"], 2, "", "give --tools FILE.py"),
         (["--tools", str(tmp_path / "missing.py"), "--yes"], 1, "", "is not a file"),
     ):
-        with (tmp_path / "in").open() as lines:
-            monkeypatch.setattr(sys, "stdin", lines)
-            assert run(["chat", "fake", *options]) == code
+        assert piped(CALL, "chat", "fake", *options) == code
         said = capsys.readouterr()
         assert said.out.strip() == out and err in said.err
 
@@ -171,17 +166,13 @@ def test_calls_in_a_terminal(functions: str, tmp_path: Path) -> None:
         terminal.wait_for_prompt()
         terminal.type(f"{CALL}\r")
         terminal.wait_for(CONSENT.strip())
-        terminal.type("y\r")
-        terminal.wait_for("The result is 3")
-        terminal.wait_for_prompt()
+        terminal.enter("y", "The result is 3")
         terminal.type('!call fail {} !call shout {"text": "a[2Jb"}\r')
         terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 2, "a question")
         terminal.type("y\r")
         terminal.wait_for("= Error: ValueError: no luck")
         terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 3, "the next question")
-        terminal.type("a\r")
-        terminal.wait_for("The result is")
-        terminal.wait_for_prompt()
+        terminal.enter("a", "The result is")
         terminal.type("!call wait {}\r")
         terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 4, "a question")
         terminal.type("y\r")

@@ -180,9 +180,7 @@ def test_a_window_of_no_columns_in_the_environment_is_none() -> None:
 def test_folded_thoughts_are_one_line_whose_end_is_seen_while_it_is_thought() -> None:
     with Terminal("--no-save") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("/thoughts fold\r")
-        terminal.wait_for("from now on")
-        terminal.wait_for_prompt()
+        terminal.enter("/thoughts fold", "from now on")
         terminal.ask(["<think>", *pieces("First this.\n\nThen that, and"), STOP, *pieces(" so on.</think>Yes.")])
         terminal.wait_for_stop()
         terminal.shows("Then that, and")
@@ -191,9 +189,7 @@ def test_folded_thoughts_are_one_line_whose_end_is_seen_while_it_is_thought() ->
         terminal.wait_for_prompt()
         thought, gap, answered = terminal.answer()
         assert re.fullmatch(r"thought for \d+ s \(/thoughts shows it\)", thought) and (gap, answered) == ("", "Yes.")
-        terminal.type("/thoughts\r")
-        terminal.wait_for("Then that, and so on.")
-        terminal.wait_for_prompt()
+        terminal.enter("/thoughts", "Then that, and so on.")
 
 
 def test_what_xterm_cuts_off_was_written_before_the_window_got_narrower() -> None:

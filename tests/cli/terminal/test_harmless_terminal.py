@@ -107,9 +107,7 @@ def test_a_chat_writes_no_sequence_but_its_own(tmp_path: Path) -> None:
         terminal.wait_for_prompt()
         for text in HOSTILE:
             terminal.paste(text)
-        terminal.type("\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
+        terminal.enter("", FIGURES)
         terminal.type("/bye\r")
         terminal.exit_code()
         assert offences(terminal.raw) == []

@@ -29,13 +29,12 @@ def test_a_prompt_is_computed_in_the_shapes_of_mlx_lm(tiny: Any, judged: Any, mo
         return call(self, tokens, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(model), "__call__", noting)
-    handle = driver.add(PROMPT, 6, logprobs=0)
-    driver.finish()
+    done = driver.result_of(PROMPT, 6, logprobs=0)
     mine, shapes = shapes, []
     theirs = list(generate_step(mx.array(PROMPT), model, max_tokens=6))
     # Only mlx-lm computes the token behind the last one, too.
     assert mine == [(1, 49), *[(1, 1)] * 6] == shapes[: len(mine)]
-    got = driver.result(handle).logprobs
+    got = done.logprobs
     assert [p.token_id for p in got] == [int(token) for token, _ in theirs]
     assert [p.logprob for p in got] == pytest.approx([float(logprobs[token]) for token, logprobs in theirs], abs=1e-5)
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from cortexmlx.core.prompt import render as prompt_of
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.fitting import ConversationFitter
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import render_template
 from support.models import loop_templates
-from support.models.loop_templates import ALL
+from support.models.loop_templates import ALL, fitted
 from support.models.thinking import write_thinking
 
 GENERATION = re.compile(r"(<\|im_start\|>assistant\n|<\|assistant\|>|\]~b\]ai\n|<\|start\|>assistant|<\|im_assistant\|>"
@@ -29,15 +28,6 @@ GENERATION = re.compile(r"(<\|im_start\|>assistant\n|<\|assistant\|>|\]~b\]ai\n|
 
 def plainly(template: str, messages: Any) -> str:
     return render_template(template, messages, None, {"add_generation_prompt": True})
-
-
-def fitted(template: str, *messages: Any) -> str:
-    def written(said: Any) -> str:
-        return plainly(template, said)
-
-    text = ConversationFitter(written).render(list(messages), written)
-    assert isinstance(text, str)
-    return text
 
 
 def system(text: str) -> dict[str, Any]:

@@ -8,27 +8,16 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.tokenizers.fitting import ConversationFitter
-from cortexmlx.models.tokenizers.templates import render_template
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.responses.offered import read_offered_tools
 from cortexmlx.protocols.responses.reader import build_messages, read_items
-from support.models.loop_templates import ALL
+from support.models.loop_templates import ALL, fitted
 
 CALLS = 20
 THINKING = ("qwen3", "qwen3.5", "glm", "minimax", "gpt-oss", "gemma4", "kimi")
 REMINDED = (10, 20)
 """The calls after which there is a reminder, as Claude Code writes one."""
-
-
-def fitted(template: str, messages: Any) -> str:
-    def written(said: Any) -> str:
-        return render_template(template, said, None, {"add_generation_prompt": False})
-
-    text = ConversationFitter(written).render(messages, written)
-    assert isinstance(text, str)
-    return text
 
 
 def loop(calls: int, way: str) -> list[Any]:
@@ -62,7 +51,7 @@ def as_users(messages: list[Any]) -> list[Any]:
 
 def lost(template: str, before: list[Any], after: list[Any]) -> tuple[int, int]:
     """How many characters of the earlier prompt are to be computed again, and how many thoughts the model reads."""
-    one, other = fitted(template, before), fitted(template, after)
+    one, other = fitted(template, *before, begin=False), fitted(template, *after, begin=False)
     common = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return len(one) - common, sum(f"thought {n}." in other for n in range(1, CALLS + 1))
 
@@ -76,11 +65,12 @@ def test_a_reminder_of_an_agent_costs_no_loop(way: str) -> None:
             continue
         again, thoughts = lost(template, before, after)
         assert (again, thoughts) == (0, CALLS if name in THINKING else 0), name
-        text = fitted(template, after)
+        text = fitted(template, *after, begin=False)
         assert all(text.index(f"line {n}.") < text.index(f"reminder {n}.") for n in REMINDED), name
         if name in ("qwen3", "qwen3.5", "glm", "minimax", "gemma4"):
             again, thoughts = lost(template, before, as_users(after))
-            assert again > 0.7 * len(fitted(template, before)) and not thoughts, "what it costs as a user's message"
+            whole = len(fitted(template, *before, begin=False))
+            assert again > 0.7 * whole and not thoughts, "what it costs as a user's message"
 
 
 def test_a_reminder_of_a_developer_costs_no_loop_and_a_question_ends_it() -> None:

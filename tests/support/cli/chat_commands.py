@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
 from cortexmlx.cli.chat.slash.commands import BY_NAME
 from cortexmlx.cli.chat.slash.parse import parse_input
@@ -17,6 +18,16 @@ class TerminalText(io.StringIO):
     def isatty(self) -> bool:
         """It is one."""
         return True
+
+
+class Lines(PlainInput):
+    """What is typed, and then no more."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = iter(lines)
+
+    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+        return next(self._lines, None)
 
 
 def run_command(line: str, session: ChatSession, screen: Console) -> Question | QuestionDraft | None:

@@ -102,6 +102,13 @@ class Terminal:
         """Press keys: \\r is Enter, \\x03 Ctrl-C, \\x1b Escape."""
         os.write(self.master, text.encode())
 
+    def enter(self, line: str, *shown: str) -> None:
+        """Type a line, and wait for each of these texts and then for an empty prompt."""
+        self.type(f"{line}\r")
+        for text in shown:
+            self.wait_for(text)
+        self.wait_for_prompt()
+
     def paste(self, text: str) -> None:
         """What a terminal sends for a paste if the program has asked to be told."""
         self.type(f"\x1b[200~{text}\x1b[201~")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.http import SCOPE_TOKENS
-from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.settings import RequestTokens
+from support.clients.listening import listening
 from support.clients.scripted import Answer, Script
-from support.patience import PATIENCE
 
 MODEL = "local"
 BLOCK = 16
@@ -105,11 +103,5 @@ def served(folder: Path, answer: Answer, **options: Any) -> Iterator[Served]:
         params = SamplingParams(max_tokens=None, logits_processors=[Script(engine, answer)])
         settings = ServerSettings(names=(MODEL,), defaults=RequestDefaults(params), **options)
         recorder = Recorder(app(engine, settings))
-        listening = HttpServer(recorder, open_listener("127.0.0.1", 0))
-        thread = threading.Thread(target=listening.run)
-        thread.start()
-        try:
-            yield Served(listening.url, recorder.exchanges, engine)
-        finally:
-            listening.stop()
-            thread.join(PATIENCE)
+        with listening(recorder) as url:
+            yield Served(url, recorder.exchanges, engine)

@@ -12,7 +12,7 @@ from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.scheduling.job import Job, RowTokens
 from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.speculation.speculation import Speculation
-from support.models.tiny import VOCAB, write_tiny, write_tokenizer
+from support.models.tiny import VOCAB, write_tiny
 
 
 def draft_model(folder: Path, blocks: int = 64, **config: Any) -> DraftModel:
@@ -30,19 +30,6 @@ def guesses(model: DraftModel, jobs: Sequence[Job], count: int = 4) -> list[list
     assert not model.has_failed
     model.rows.check_invariants()
     return [None if draft is None else list(draft.tokens) for draft in drafts]
-
-
-def quantized_copy(model: Path, folder: Path, bits: int = 4) -> Path:
-    """The weights of a model in so many bits, as mlx-lm quantizes them."""
-    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
-
-    loaded, config = load_model(model)
-    loaded, config = quantize_model(loaded, config, 32, bits)
-    folder.mkdir()
-    save_model(folder, loaded)
-    save_config(config, folder / "config.json")
-    write_tokenizer(folder)
-    return folder
 
 
 def wide_tiny(folder: Path, **changes: Any) -> Path:

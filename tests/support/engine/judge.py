@@ -44,3 +44,11 @@ def disagreement(
         if a != b:
             return place, tie_gap(model, prompt, theirs[:place], a, b)
     return None if len(mine) == len(theirs) else (min(len(mine), len(theirs)), float("inf"))
+
+
+def assert_same(
+    model: Any, prompt: Sequence[int], mine: Sequence[int], theirs: Sequence[int], noise: float = NOISE
+) -> None:
+    """The same tokens, or two that tie where they part."""
+    gap = disagreement(model, prompt, mine, theirs)
+    assert gap is None or gap[1] < noise, f"prompt of {len(prompt)}: differs at {gap[0]} by {gap[1]}"

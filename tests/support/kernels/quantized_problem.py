@@ -42,16 +42,21 @@ def quantize(v: Variant, numbers: np.ndarray) -> Parts:
     return np.array(codes), scales, biases
 
 
-def dequantized(v: Variant, parts: Parts) -> np.ndarray:
+def meant(bits: int, group: int, parts: Sequence[Any]) -> np.ndarray:
     """What codes stand for, in float64: bits `bits * i ..` of a word are its i-th code."""
-    assert v.kv_bits is not None and v.quant_group is not None
-    words, scales, biases = parts
-    shifts = np.arange(0, 32, v.kv_bits, dtype=np.uint32)
-    codes = (words[..., None] >> shifts & np.uint32((1 << v.kv_bits) - 1)).reshape(
+    words = np.array(parts[0])
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = (words[..., None] >> shifts & np.uint32((1 << bits) - 1)).reshape(
         *words.shape[:-1], words.shape[-1] * len(shifts)
     )
-    each = [np.repeat(a.astype(np.float64), v.quant_group, axis=-1) for a in (scales, biases)]
-    return np.asarray(each[0] * codes + each[1])
+    scales, biases = (np.array(mx.array(a).astype(mx.float32)).astype(np.float64) for a in parts[1:])
+    return np.asarray(np.repeat(scales, group, axis=-1) * codes + np.repeat(biases, group, axis=-1))
+
+
+def dequantized(v: Variant, parts: Parts) -> np.ndarray:
+    """What a variant's codes stand for."""
+    assert v.kv_bits is not None and v.quant_group is not None
+    return meant(v.kv_bits, v.quant_group, parts)
 
 
 def quantized_row(v: Variant, row: Row) -> QuantizedRow:

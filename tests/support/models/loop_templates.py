@@ -4,6 +4,11 @@ what is refused, moved or left out. Written after what the templates of these mo
 
 from __future__ import annotations
 
+from typing import Any
+
+from cortexmlx.models.tokenizers.fitting import ConversationFitter
+from cortexmlx.models.tokenizers.templates import render_template
+
 _LAST_USER = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
     "{% endif %}{% endfor %}"
@@ -173,3 +178,14 @@ ALL = {
     "llama": LLAMA,
     "lfm2": LFM2,
 }
+
+
+def fitted(template: str, *messages: Any, begin: bool = True) -> str:
+    """The text of a conversation that was fitted to a template, with the beginning of an answer or without."""
+
+    def written(said: Any) -> str:
+        return render_template(template, said, None, {"add_generation_prompt": begin})
+
+    text = ConversationFitter(written).render(list(messages), written)
+    assert isinstance(text, str)
+    return text

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from support.engine.judge import NOISE
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, write_tiny
 
@@ -117,6 +118,13 @@ def gap_of(
                 gaps.append(float((logits.max() - logits[a]).item()))
             return place, max(0.0, min(gaps) - (max(gaps) - min(gaps)))
     return None if len(mine) == len(theirs) else (min(len(mine), len(theirs)), float("inf"))
+
+
+def assert_rounded(model: Any, prompt: Sequence[int], mine: Sequence[int], count: int, bits: int, group: int) -> None:
+    """mlx-lm's `count` tokens on rounding caches, or two that tie where they part."""
+    theirs = greedy(model, prompt, count, rounding_caches(model, bits, group), ())
+    gap = gap_of(model, prompt, mine, theirs, bits, group)
+    assert gap is None or gap[1] < NOISE, f"prompt of {len(prompt)}: differs at {gap[0]} by {gap[1]}"
 
 
 @cache

@@ -205,6 +205,16 @@ def write_tiny(folder: Path, name: str = "llama", seed: int = 0, **changes: Any)
     return folder
 
 
+def quantize_in_place(folder: Path, group: int = 32, bits: int = 4, mode: str = "affine") -> Path:
+    """The model in a folder gets packed weights, as mlx-lm quantizes and saves them."""
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    model, config = quantize_model(*load_model(folder), group, bits, mode=mode)
+    save_model(folder, model)
+    save_config(config, folder / "config.json")
+    return folder
+
+
 def _weight(rng: Any, name: str, initial: Any) -> Any:
     import mlx.core as mx
 

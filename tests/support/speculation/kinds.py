@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from support.engine.judge import greedy
 from support.models.quantized_models import wide
 from support.models.sighted import SightedJudge
 from support.models.tiny import write_tiny
@@ -70,3 +71,10 @@ def judge(folder: Path, adapter: Path | None = None) -> Any:
 
     model = mlx_lm.load(str(folder), adapter_path=None if adapter is None else str(adapter))[0]
     return SightedJudge(model, folder) if (folder / "preprocessor_config.json").exists() else model
+
+
+def alone(folder: Path, adapter: Path | None, prompt: list[int], tokens: int) -> list[int]:
+    """mlx-lm's greedy tokens, with its own layers for the adapter."""
+    import mlx_lm
+
+    return greedy(judge(folder, adapter), mlx_lm.load(str(folder))[1], prompt, tokens)

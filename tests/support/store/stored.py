@@ -33,9 +33,7 @@ class Stored(Driver):
 
     def ask(self, prompt: Sequence[int], tokens: int = 10, **params: Any) -> tuple[list[int], int]:
         """The answer, and how much of the prompt was not computed."""
-        handle = self.add(prompt, tokens, **params)
-        self.finish()
-        done = self.result(handle)
+        done = self.result_of(prompt, tokens, **params)
         return list(done.token_ids), done.usage.cached_tokens
 
     def rest(self) -> None:

@@ -19,8 +19,7 @@ from support.cli.terminal import Terminal
 def test_ctrl_c_gives_the_other_model_up_and_not_the_chat(model: str, doing: str, far: str) -> None:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
-        terminal.type("one\r")
-        terminal.wait_for_prompt()
+        terminal.enter("one")
         terminal.type(f"/model {model}\r")
         terminal.shows(doing)
         terminal.shows(far)
@@ -29,12 +28,8 @@ def test_ctrl_c_gives_the_other_model_up_and_not_the_chat(model: str, doing: str
         terminal.wait_for_prompt()
         assert not any("ing org/" in row for row in terminal.screen.rows()), "the bar is gone"
         assert not terminal.screen.cursor.hidden
-        terminal.type("/show messages\r")
-        terminal.wait_for("You said: one")
-        terminal.wait_for_prompt()
-        terminal.type("two\r")
-        terminal.wait_for("You said: two")
-        terminal.wait_for_prompt()
+        terminal.enter("/show messages", "You said: one")
+        terminal.enter("two", "You said: two")
         terminal.type("/bye\r")
         assert terminal.exit_code() == 0
 
@@ -47,15 +42,9 @@ def test_an_error_of_any_kind_while_another_is_loaded_leaves_the_chat_as_it_was(
             ("org/broken", "error: org/broken cannot be loaded (RuntimeError: a bug); fake goes on"),
             ("org/memory", "error: org/memory cannot be loaded (MemoryError); fake goes on"),
         ):
-            terminal.type(f"/model {model}\r")
-            terminal.wait_for(says)
-            terminal.wait_for_prompt()
-        terminal.type("/set kv_memory 1GB\r")
-        terminal.wait_for("loaded again")
-        terminal.wait_for_prompt()
-        terminal.type("two\r")
-        terminal.wait_for("You said: two")
-        terminal.wait_for_prompt()
+            terminal.enter(f"/model {model}", says)
+        terminal.enter("/set kv_memory 1GB", "loaded again")
+        terminal.enter("two", "You said: two")
 
 
 @pytest.mark.slow
