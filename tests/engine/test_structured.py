@@ -251,7 +251,7 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
         return encode(text, **options)
 
     vocabulary.encode._encode = faulty
-    for at in range(1, 24, 3):
+    for at in (1, 4, *range(10, 21)):  # most of what is thrown changes nothing: 15 and 16, or near
         calls[0] = at
         handles = [driver.add(prompt, 60, **asked) for _ in range(2)]
         try:
