@@ -138,12 +138,12 @@ def test_an_assistant_proposes_what_float64_finds(tmp_path: Path, attention: str
     """It reads the model's own keys and values, in whole and in windowed layers, in the arena and in the tail."""
     model, assistant, tensors = write_pair(tmp_path, clusters=True)
     options = options | {"attention": attention, "block_size": 8}
-    wanted = [answer.token_ids for answer in plain(model, *PROMPTS, max_tokens=24)]
+    wanted = [answer.token_ids for answer in plain(model, *PROMPTS, max_tokens=36)]
     driver = Driver(model, speculate=True, draft=assistant, **options)
     if "tokens" in options:
         driver.limit_blocks(options["tokens"])
     asked = asking(driver)
-    handles = [driver.add(prompt, 24) for prompt in PROMPTS]
+    handles = [driver.add(prompt, 36) for prompt in PROMPTS]
     while not driver.core.idle:
         driver.core.step()
         driver.core.check_invariants()
