@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,24 +35,11 @@ FOREIGN = {
 """Types of other packages and languages that are named and not imported."""
 
 
-STRING = r"""[bfrBFRuU]{0,2}(?:\"\"\"(?:\\.|.)*?\"\"\"|'''(?:\\.|.)*?'''|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
-COMMENTS_STRINGS_AND_BRACKETS = re.compile(rf"#[^\n]*|{STRING}|[][(){{}}]", re.DOTALL)
+BLANK = (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING)
 
 
-def read(text: str) -> tuple[set[str], list[str]]:
-    """The names in a module's code, and its docstrings and comments: texts that begin a line of code."""
-    prose, depth = [], 0
-
-    def apart(found: re.Match[str]) -> str:
-        nonlocal depth
-        piece = found.group()
-        if len(piece) == 1 and piece != "#":
-            depth += 1 if piece in "([{" else -1
-        elif piece[0] == "#" or not (depth or text[text.rfind("\n", 0, found.start()) + 1 : found.start()].strip()):
-            prose.append(piece)
-        return " "
-
-    return set(re.findall(r"\b[^\W\d]\w*", COMMENTS_STRINGS_AND_BRACKETS.sub(apart, text))), prose
+def tokens_of(text: str) -> list[tokenize.TokenInfo]:
+    return list(tokenize.generate_tokens(io.StringIO(text).readline))
 
 
 def words_of(text: str) -> Iterator[str]:
@@ -58,10 +47,19 @@ def words_of(text: str) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", re.sub("```.*?```", "", text, flags=re.DOTALL))
 
 
+def prose_of(tokens: list[tokenize.TokenInfo]) -> Iterator[str]:
+    """The docstrings and comments of a module: texts that begin a line of code."""
+    begins = True
+    for token in tokens:
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and begins):
+            yield token.string
+        begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) or (begins and token.type in BLANK)
+
+
 def test_names_in_quotes_are_those_of_something_that_is_there() -> None:
     texts = {path: path.read_text() for path in MODULES}
-    found = {path: read(text) for path, text in texts.items()}
-    names = {path: of_code for path, (of_code, _) in found.items()}
+    tokens = {path: tokens_of(text) for path, text in texts.items()}
+    names = {path: {token.string for token in of if token.type == tokenize.NAME} for path, of in tokens.items()}
     every = set().union(*names.values())
     members = defaultdict(set)
     for path, text in texts.items():
@@ -85,7 +83,7 @@ def test_names_in_quotes_are_those_of_something_that_is_there() -> None:
         f"{path.relative_to(ROOT)}: `{word}`"
         for paths, where in ((MODULES, names.__getitem__), (PAGES, lambda _: every))
         for path in paths
-        for prose in (found[path][1] if path in found else [path.read_text()])
+        for prose in (prose_of(tokens[path]) if path in tokens else [path.read_text()])
         for word in words_of(prose)
         if not is_there(word, where(path))
     ]

@@ -66,18 +66,10 @@ def imports(module: str) -> tuple[tuple[int, str], ...]:
     return tuple(read_imports(module))
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All statements in a node, also inside functions: an import is one, and what is in them need not be looked at."""
-    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
-        for each in getattr(node, part, ()):
-            yield each
-            yield from statements(each)
-
-
 def read_imports(module: str) -> Iterator[tuple[int, str]]:
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    for node in statements(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,7 +80,6 @@ def read_imports(module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, whole if whole in MODULES else source
 
 
-@cache
 def floor(module: str) -> int | None:
     """The floor that a module stands on; what the package itself offers comes with the engine."""
     if module.partition(".")[0] != "cortexmlx":
