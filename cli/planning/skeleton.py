@@ -210,8 +210,9 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
         ) from None
+    settings = config | older_settings(config)
     try:
-        model = model_class(args_class.from_dict(config | older_settings(config)))
+        model = model_class(args_class.from_dict(settings))
     except Exception as error:
         if fault := describe_missing_settings(error, kind):
             raise ModelUnsupported(f"the configuration {fault}") from error
