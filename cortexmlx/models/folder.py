@@ -211,7 +211,7 @@ def _decode_small_floats(weights: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
-def _turn_experts(weights: dict[str, Any]) -> dict[str, Any]:
+def _transpose_experts(weights: dict[str, Any]) -> dict[str, Any]:
     """Give gpt-oss's experts that are not packed the form of those that are: `[experts, outputs, inputs]`."""
     import mlx.core as mx
 
@@ -245,7 +245,7 @@ def stack_experts(weights: Mapping[str, Any], part: str = "the model", count: in
     return stacked
 
 
-def _turn_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
+def _transpose_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
     """Give qwen3_vl_moe's experts the form of the first checkpoints, `[experts, inputs, outputs]`."""
     for name in [name for name in weights if name.endswith(".experts.down_proj")]:
         upper, router = name.replace("down_proj", "gate_up_proj"), name.replace("experts.down_proj", "gate.weight")
@@ -260,9 +260,9 @@ _CONVERSIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         lambda weights: {"language_model." * (name == "lm_head.weight") + name: w for name, w in weights.items()},
     ),
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
-    "gpt_oss": _turn_experts,
+    "gpt_oss": _transpose_experts,
     "qwen3_5_moe": lambda weights: stack_experts({n: w for n, w in weights.items() if "mtp." not in n}),
-    "qwen3_vl_moe": _turn_stored_experts,
+    "qwen3_vl_moe": _transpose_stored_experts,
 }
 """By model type, what brings the tensors that transformers saves to the form of the first checkpoints."""
 

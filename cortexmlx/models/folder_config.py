@@ -42,14 +42,12 @@ _SILU: tuple[str, ...] = ("llama", "mistral", "ministral3", "mistral4", "mixtral
 _SILU += ("qwen2_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text")
 _ONLY: dict[str, dict[str, Any]] = {
     **{kind: {"hidden_act": "silu"} for kind in _SILU},
-    "deepseek_v3": {"rope_interleave": True},
+    **{kind: {"rope_interleave": True} for kind in ("deepseek_v3", "glm4_moe_lite")},
+    **{kind: {"layer_norm_epsilon": 1e-5} for kind in ("falcon_mamba", "mamba")},
     "falcon_h1": {"attention_in_multiplier": 1.0},
-    "falcon_mamba": {"layer_norm_epsilon": 1e-5},
     "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
-    "glm4_moe_lite": {"rope_interleave": True},
     "gpt2": {"scale_attn_by_inverse_layer_idx": False},
     "gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
-    "mamba": {"layer_norm_epsilon": 1e-5},
     "olmoe": {"clip_qkv": None},
 }
 """By model type, settings that mlx-lm's class does not read, and the only value for which it computes the model."""
@@ -108,10 +106,10 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     settings = _older_rope_settings(config)
     stated = {**settings, **config}
     settings |= {old: stated[new] for old, new in _NEWER_NAMES.items() if new in stated and old not in config}
-    overrides = config.get("per_layer_config")
-    for each in list(overrides.values())[:1] if isinstance(overrides, Mapping) else []:  # full_attention layers'
+    layers = config.get("per_layer_config")
+    if isinstance(layers, Mapping) and isinstance(layer := next(iter(layers.values()), None), Mapping):
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-        settings |= {names[name]: each[name] for name in names if isinstance(each, Mapping) and name in each}
+        settings |= {names[name]: layer[name] for name in names if name in layer}  # it has full attention, as all there
     settings |= _older_layer_types(config)
     if config.get("model_type") == "qwen3_vl_moe_text":
         settings["norm_topk_prob"] = True  # whatever it says, transformers divides by the sum
@@ -122,7 +120,8 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
             has_head = any(name.endswith("lm_head.weight") for name in tensors)
             is_tied = config["tie_word_embeddings"] or (tensors and text.get("tie_word_embeddings"))
             inner["tie_word_embeddings"] = bool(is_tied) and not has_head
-        settings |= {name: text[name] for name in {"vocab_size"} & (text.keys() - config.keys())}
+        if "vocab_size" in text.keys() - config.keys():
+            settings["vocab_size"] = text["vocab_size"]
         settings["text_config"] = {**text, **inner}
     return settings
 
