@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cortexmlx.attention import quantized
 from cortexmlx.attention.quantized import QuantizedTokens, key_products, split_quantized, weighted_sum
 from cortexmlx.kv.arena import Quantization
-from support.kernels.quantized_problem import meant
+from support.kernels.quantized_problem import dequantize
 
 FORMS = [Quantization(bits, group) for bits in (8, 4) for group in (64, 32)]
 
@@ -31,7 +31,7 @@ def test_scores_and_weighted_sums(
     random = np.random.default_rng(seed)
     held = (3 * random.standard_normal((rows, heads, tokens, dim)) + random.standard_normal()).astype(np.float32)
     parts = form.quantize(mx.array(held))
-    numbers = meant(form.bits, form.group, parts)
+    numbers = dequantize(form.bits, form.group, parts)
     q = random.standard_normal((rows, heads, queries, dim)).astype(np.float32)
     weights = random.dirichlet(np.ones(tokens), (rows, heads, queries)).astype(np.float32)
     codes = QuantizedTokens(parts, form)
@@ -59,9 +59,9 @@ def test_stretches_are_a_rows_blocks_in_order_and_then_its_tail(
     q = mx.array(random.standard_normal((rows, heads, 3, 64)).astype(np.float32))
     for values in (False, True):
         each = slice(3, 6) if values else slice(3)
-        held = meant(form.bits, form.group, slab[each])[block].reshape(rows, heads, -1, 64)
+        held = dequantize(form.bits, form.group, slab[each])[block].reshape(rows, heads, -1, 64)
         if tail is not None:
-            held = np.concatenate([held, meant(form.bits, form.group, tail[each])], axis=2)
+            held = np.concatenate([held, dequantize(form.bits, form.group, tail[each])], axis=2)
         found = split_quantized(slab, tail, mx.array(block.astype(np.uint32)), form, values=values)
         assert len(found) == {1: 5, 3000: 3, 1 << 19: 1}[stretch]
         wanted = np.array(q).astype(np.float64) @ held.swapaxes(-1, -2)

@@ -14,7 +14,7 @@ from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
-from support.kernels.quantized_problem import meant
+from support.kernels.quantized_problem import dequantize
 
 BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
@@ -89,7 +89,7 @@ class _Problem:
 
     def wanted(self, cap: float | None) -> np.ndarray:
         every = (self.slab[:3], self.slab[3:], self.tail[:3], self.tail[3:])
-        keys, values, tail_keys, tail_values = (meant(self.form.bits, self.form.group, parts) for parts in every)
+        keys, values, tail_keys, tail_values = (dequantize(self.form.bits, self.form.group, parts) for parts in every)
         queries = np.array(self.queries.astype(mx.float32))[:, :, 0]
         out, n = [], self.tail_tokens
         for row, (blocks, length) in enumerate(zip(self.tables, self.lengths, strict=True)):

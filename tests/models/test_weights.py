@@ -27,25 +27,17 @@ from cortexmlx.models.weights import (
     weight_bytes,
 )
 from cortexmlx.models.weights_hash import WeightsHash, hash_arrays
+from support.folders import CONFIG
 from support.models.adapters import write_adapter
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+SIZES = CONFIG | {"vocab_size": 64, "tie_word_embeddings": False}
 
 
 def dense() -> Any:
-    return llama.Model(llama.ModelArgs.from_dict(SIZES | {"model_type": "llama", "attention_bias": True}))
+    return llama.Model(llama.ModelArgs.from_dict(SIZES | {"attention_bias": True}))
 
 
 def experts() -> Any:

@@ -42,7 +42,7 @@ def quantize(v: Variant, numbers: np.ndarray) -> Parts:
     return np.array(codes), scales, biases
 
 
-def meant(bits: int, group: int, parts: Sequence[Any]) -> np.ndarray:
+def dequantize(bits: int, group: int, parts: Sequence[Any]) -> np.ndarray:
     """What codes stand for, in float64: bits `bits * i ..` of a word are its i-th code."""
     words = np.array(parts[0])
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
@@ -56,7 +56,7 @@ def meant(bits: int, group: int, parts: Sequence[Any]) -> np.ndarray:
 def dequantized(v: Variant, parts: Parts) -> np.ndarray:
     """What a variant's codes stand for."""
     assert v.kv_bits is not None and v.quant_group is not None
-    return meant(v.kv_bits, v.quant_group, parts)
+    return dequantize(v.kv_bits, v.quant_group, parts)
 
 
 def quantized_row(v: Variant, row: Row) -> QuantizedRow:
