@@ -12,14 +12,14 @@ import pytest
 
 from support.adapters.kinds import NAMES, Adapted, adapted_kinds, content
 from support.adapters.trial import AdaptedTrial
-from support.effort import trial_seeds
+from support.effort import examples, trial_seeds
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, assert_same
 from support.models.tiny import tokens_of
 from support.speculation.counts import Counts
 from support.speculation.kinds import alone, judge
 
-TOKENS = 10
+TOKENS = examples(16, few=10)
 QUICK = ("windowed llama", "deepseek_v3", "lfm2", "llama of 4 bits", "8 bits")
 """Windows, latents, states, quantized weights, quantized keys and values."""
 

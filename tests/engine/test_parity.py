@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.types.request import RequestState
+from support.effort import examples
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import assert_same
 from support.models.tiny import CONFIGS, tokens_of
@@ -15,7 +16,7 @@ from support.models.tiny import CONFIGS, tokens_of
 QUICK = ("llama", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "afm7")
 """Everything, windows with sinks, latents, chunks, layers that read what others keep and that have none."""
 LENGTHS = (1, 7, 8, 9, 23, 61)
-TOKENS = 16
+TOKENS = examples(24, few=16)
 
 
 def assert_all_same(model: Any, prompts: Sequence[Sequence[int]], mine: Any, theirs: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.effort import examples
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE
 from support.models.quantized_models import KINDS, gap_of, greedy, loaded, quantized_caches, rounding_caches, wide
@@ -34,7 +35,7 @@ OWN_CACHE = (
 )
 """Kinds that mlx-lm runs on its own QuantizedKVCache, and those with recurrent layers."""
 LENGTHS = (1, 7, 8, 9, 23, 61, 2, 16, 31, 40, 3, 33)
-TOKENS = 24
+TOKENS = examples(36, few=24)
 QUICK = (("gpt_oss", 8), ("qwen3_next", 4))
 
 
