@@ -107,7 +107,5 @@ def test_what_mlx_says_of_a_wrong_type_is_one_line() -> None:
 
 
 def test_a_setting_that_mlx_lm_does_not_read_is_refused_as_by_a_chat() -> None:
-    with pytest.raises(
-        ModelUnsupported, match=r"^config\.json has hidden_act \"relu\", but mlx-lm computes qwen3"
-    ):
+    with pytest.raises(ModelUnsupported, match=r"^config\.json has hidden_act \"relu\", but mlx-lm computes qwen3"):
         build_skeleton(CONFIGS["qwen3"] | {"hidden_act": "relu"})
