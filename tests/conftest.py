@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cortexmlx.cpu import blas
+
+# MLX hands each operation to a thread of its own. On busy CPUs Linux would let that thread interrupt the one that feeds
+# it, hundreds of times a step: a sixth of the CPU time of a run. As a batch job it waits for its turn.
+if sys.platform == "linux":
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # The workers of a run share the CPUs, and OpenBLAS's threads wait for each other by spinning: of two workers with two
 # threads each on two CPUs, a test on real weights took ten times the CPU time that it takes alone. Set for the
