@@ -157,8 +157,8 @@ def read_after_idle(_: Engine) -> dict[str, Any]:
     return {"bytes": array.nbytes, "idle_seconds": IDLE_SECONDS, "busy_seconds": busy, "after_idle_seconds": after_idle}
 
 
-def kernel_speeds(engine: Engine) -> list[dict[str, Any]]:
-    """Return the records of our kernels and MLX's in the sizes of known models; none where ours do not serve."""
+def measure_kernels(engine: Engine) -> list[dict[str, Any]]:
+    """Measure our kernels and MLX's with layer sizes of known models: a record each, or none without a Metal GPU."""
     import mlx.core as mx
 
     from cortexmlx.attention.backends import auto_backend_name
@@ -172,6 +172,6 @@ SECTIONS: dict[str, Callable[[Engine], Any]] = {
     "a short decode beside mlx-lm": compare_decode,
     "stats": engine_section,
     "memory after a pause": read_after_idle,
-    "speeds": kernel_speeds,
+    "speeds": measure_kernels,
 }
 """The sections by name, in order. Each returns data for JSON."""

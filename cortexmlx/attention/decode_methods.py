@@ -314,7 +314,7 @@ KERNEL_METHODS = {
 
 
 def attend_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """Compute one row's decode attention by MLX over a view of its consecutive blocks. Only a tail makes it copy."""
+    """Compute one row's decode attention by MLX over a view of its consecutive blocks. A tail is joined by copying."""
     run = kv.step.runs[0]
     assert run is not None
     length, tail_tokens = int(kv.step.lengths[0]), kv.tail_tokens

@@ -24,8 +24,8 @@ from cortexmlx.attention.selfcheck_problems import (
     PrefillProblem,
     make_decode_problem,
     make_far_problem,
+    make_inputs_that_expose_copies,
     make_prefill_problem,
-    make_strided,
     make_tail_problem,
 )
 from cortexmlx.metal import prefill, tail_write
@@ -175,7 +175,9 @@ def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
             _require_no_copy(
                 "decode",
                 variant,
-                lambda: _decode_error(kernels, variant, replace(problems[0], inputs=make_strided(problems[0].inputs))),
+                lambda: _decode_error(
+                    kernels, variant, replace(problems[0], inputs=make_inputs_that_expose_copies(problems[0].inputs))
+                ),
             )
         return error
 
@@ -189,7 +191,7 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
         error = max(_prefill_error(kernel, variant, problem) for problem in problems)
         if error <= _TOLERANCE[variant.dtype]:
-            strided_problem = replace(problems[0], inputs=make_strided(problems[0].inputs))
+            strided_problem = replace(problems[0], inputs=make_inputs_that_expose_copies(problems[0].inputs))
             _require_no_copy("prefill", variant, lambda: _prefill_error(kernel, variant, strided_problem))
         return error
 

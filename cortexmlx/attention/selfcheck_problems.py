@@ -213,9 +213,9 @@ def _draw_quantized(
     return dequantized, (words, scales, biases)
 
 
-def make_strided(inputs: Inputs) -> Inputs:
-    """Return inputs whose slabs are strided views of the same memory. A kernel that reads the memory directly finds
-    the same numbers; one that reads a contiguous copy finds others.
+def make_inputs_that_expose_copies(inputs: Inputs) -> Inputs:
+    """Return inputs whose slabs give a wrong result if they are copied. Each is a strided view of a buffer that begins
+    with the slab's numbers: a kernel that ignores strides reads these, and from a contiguous copy it reads others.
     """
 
     def behind(slab: mx.array) -> mx.array:

@@ -28,7 +28,7 @@ _here = threading.local()
 
 def install() -> None:
     """Make loaded mlx-lm model modules use our SwiGLU where faster, within `use_powers_of_two`. Safe to call again."""
-    replace_function("activations", "swiglu", _choose_swiglu)
+    replace_function("activations", "swiglu", _make_swiglu)
 
 
 @contextmanager
@@ -46,12 +46,12 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return gate / (1.0 + exp2(gate * -LOG2_E)) * x
 
 
-def _choose_swiglu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _make_swiglu(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a SwiGLU: within `use_powers_of_two`, large float32 arrays go to ours; all others, to `original`."""
 
-    def choose(gate: mx.array, x: mx.array) -> Any:
+    def swiglu_by_size(gate: mx.array, x: mx.array) -> Any:
         if getattr(_here, "active", False) and gate.dtype == mx.float32 and gate.size >= WORTHWHILE:
             return swiglu(gate, x)
         return original(gate, x)
 
-    return choose
+    return swiglu_by_size

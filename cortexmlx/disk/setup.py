@@ -162,7 +162,7 @@ def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
     parameter_ids = {id(array) for _, array in parameters}
     for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
         settings = {**vars(module), **{f"[{key}]": value for key, value in module.items()}}
-        setting_texts = {key: _as_text(value, parameter_ids) for key, value in settings.items()}
+        setting_texts = {key: _setting_text(value, parameter_ids) for key, value in settings.items()}
         digest.update(f"{name!r} {_qualified_name(type(module))} {sorted(setting_texts.items())}\n".encode())
     return digest.hexdigest()
 
@@ -177,20 +177,20 @@ def _describe_precision(group: LayerGroup, dtype: object) -> str:
     return f"{group.spec.kv_bits} bits" if group.spec.kv_bits else dtype_name(dtype)
 
 
-def _as_text(value: Any, parameter_ids: set[int]) -> str:
-    """Return a layer's setting as text, the same in every process. Layers and parameters are described elsewhere."""
+def _setting_text(value: Any, parameter_ids: set[int]) -> str:
+    """Return a layer's setting as text, the same in every process; without parameters, which the caller hashes."""
     if value is None or isinstance(value, bool | int | float | str | Enum):
         return repr(value)
     if isinstance(value, mx.array):
         return "" if id(value) in parameter_ids else f"{value.shape} {value.dtype} {hash_arrays([value])}"
     if isinstance(value, dict) and not hasattr(value, "parameters"):
-        return str(sorted((repr(key), _as_text(each, parameter_ids)) for key, each in value.items()))
+        return str(sorted((repr(key), _setting_text(each, parameter_ids)) for key, each in value.items()))
     if isinstance(value, list | tuple):
-        return str([_as_text(each, parameter_ids) for each in value])
+        return str([_setting_text(each, parameter_ids) for each in value])
     if isinstance(value, set | frozenset):
-        return str(sorted(_as_text(each, parameter_ids) for each in value))
+        return str(sorted(_setting_text(each, parameter_ids) for each in value))
     if dataclasses.is_dataclass(value):
-        return _as_text(vars(value), parameter_ids)
+        return _setting_text(vars(value), parameter_ids)
     return _qualified_name(value if hasattr(value, "__qualname__") else type(value))
 
 

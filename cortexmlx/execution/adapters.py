@@ -394,19 +394,20 @@ def _make_recording_class(module_uses: Mapping[int, _ModuleUse], kind: type[Any]
         finally:
             module_use.is_calling = False
 
-    def read(module: Any, name: str) -> Any:
+    def get_attribute(module: Any, name: str) -> Any:
         value = kind.__getattr__(module, name)
         if isinstance(value, mx.array) and not module_uses[id(module)].is_calling:
             module_uses[id(module)].read = True
         return value
 
-    def item(module: Any, name: str) -> Any:
+    def get_item(module: Any, name: str) -> Any:
         value = kind.__getitem__(module, name)
         if isinstance(value, mx.array) and not module_uses[id(module)].is_calling:
             module_uses[id(module)].read = True
         return value
 
-    return type(f"Noted{kind.__name__}", (kind,), {"__call__": call, "__getattr__": read, "__getitem__": item})
+    methods = {"__call__": call, "__getattr__": get_attribute, "__getitem__": get_item}
+    return type(f"Noted{kind.__name__}", (kind,), methods)
 
 
 # Route: which tokens of a module's input get which slot's product. It is made once per step, for all modules.

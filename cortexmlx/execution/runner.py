@@ -174,7 +174,7 @@ class ModelRunner:
 
     @return_refusals
     def choose(self, mask: TokenMask | None = None) -> None:
-        """Build and start the choice of the step's tokens."""
+        """Build the graph that samples the step's tokens, allowed by `mask`, and start to compute it."""
         started, feed_wait = time.perf_counter(), self._feed.wait_seconds
         self._start_evaluation(self._begin_choice(mask), started, feed_wait)
 

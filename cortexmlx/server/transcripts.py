@@ -472,7 +472,7 @@ log = logging.getLogger("cortexmlx")
 
 
 class TranscriptTables:
-    """All models' transcript tables, each of at most `max_bytes` (0: none). In a `folder` they outlive the process."""
+    """Each model's table of earlier turns' tokens, of at most `max_bytes` (0: off). A `folder` keeps them on disk."""
 
     def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
         self._max_bytes = max_bytes

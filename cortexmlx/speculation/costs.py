@@ -337,8 +337,8 @@ class StepCosts:
         return is_confirmed
 
     def record_verify(self, rows: int, tokens: int, seconds: float) -> None:
-        """Learn that a step of `rows` rows and `tokens` tokens, drafts among them, took `seconds`. If it is known what
-        such steps cost, they only tell the machine's speed, until they can be compared with a decode step.
+        """Learn from a verifying step of `rows` rows and `tokens` tokens, drafts among them, that took `seconds`. A
+        firm estimate changes only at the next `record_decode`; until then this tells the machine's speed alone.
         """
         row_estimates, key = self._verify_estimates.setdefault(round_to_bucket(rows), {}), _verify_bucket(rows, tokens)
         estimates = [each.setdefault(key, TimeEstimate()) for each in (row_estimates, self._any_rows_estimates)]

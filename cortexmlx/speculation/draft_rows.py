@@ -229,9 +229,7 @@ class DraftScheduler:
         """Begin rows for jobs that have none, if there is room. A row waits for a block that another is computing."""
         copies: list[BlockCopy] = []
         computing_keys = {
-            key
-            for draft_row in self._draft_rows.values()
-            if (key := self._next_block_key(draft_row.row, None)) is not None
+            key for draft_row in self._draft_rows.values() if (key := self._next_block_key(draft_row.row)) is not None
         }
         try:
             for job in jobs:
@@ -269,9 +267,9 @@ class DraftScheduler:
         row.keys = self._running.compute_keys(row.tokens, row.salt, request.cache)
         return row
 
-    def _next_block_key(self, row: Job, blocks: int | None) -> Key | None:
-        """Return the key of the whole block after the first `blocks` (None: those computed); None if there is none."""
-        index = row.num_computed_tokens // self.cache.block_size if blocks is None else blocks
+    def _next_block_key(self, row: Job, num_blocks: int | None = None) -> Key | None:
+        """Return the key of the full block after the first `num_blocks`, or after the computed ones, or None."""
+        index = row.num_computed_tokens // self.cache.block_size if num_blocks is None else num_blocks
         return row.keys[index] if index < len(row.keys) else None
 
     def _schedule_new_tokens(self, jobs: Sequence[Job], count: int) -> ScheduledTokens:

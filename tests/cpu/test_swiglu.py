@@ -37,7 +37,7 @@ def test_its_limits_are_those_of_the_original() -> None:
 @on_cpu
 def test_only_the_engines_own_steps_take_it() -> None:
     originals: list[int] = []
-    choose = swiglu._choose_swiglu(lambda gate, x: originals.append(gate.size) or gate)
+    choose = swiglu._make_swiglu(lambda gate, x: originals.append(gate.size) or gate)
     large, small = mx.ones((8, swiglu.WORTHWHILE // 8)), mx.ones((8,))
     choose(large, large)
     assert originals == [large.size]

@@ -242,7 +242,7 @@ def _outer(spelling: str) -> str:
     return spelling[last + 1 :] if last >= 0 else spelling
 
 
-def _copies(constructor: Any) -> bool:
+def _is_copy_or_move(constructor: Any) -> bool:
     return constructor is not None and (constructor.is_copy_constructor() or constructor.is_move_constructor())
 
 
@@ -256,7 +256,7 @@ def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
         if argument is None or "const thread&" not in marks(parameter):
             continue
         given = unwrapped(argument)
-        if kind_of(given) == "CALL_EXPR" and _copies(given.referenced):
+        if kind_of(given) == "CALL_EXPR" and _is_copy_or_move(given.referenced):
             given = unwrapped(next(given.get_arguments()))
         space = _space_of(_outer(given.type.get_canonical().spelling))
         if space and given.type.get_canonical().kind.name != "POINTER":

@@ -13,7 +13,7 @@ from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding
 _ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")
 
 
-def _thread(group: Sequence[int], thread: Sequence[int]) -> str:
+def _thread_text(group: Sequence[int], thread: Sequence[int]) -> str:
     return f"thread {tuple(thread)} of threadgroup {tuple(group)}"
 
 
@@ -66,8 +66,8 @@ def describe(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Fin
     fault = Fault.DIVERGENT if f.kind == abi.NOTE_DIVERGENT else Fault(f.kind)
     lanes = None
     line = f.line or (line_of(library, f.pc) if f.pc else None)
-    who = _thread(f.group, f.thread)
-    other = _thread(f.other_group, f.other_thread)
+    who = _thread_text(f.group, f.thread)
+    other = _thread_text(f.other_group, f.other_thread)
     place = _place(dispatch.buffers, launch, f)
     does = "writes" if f.is_write else "reads"
     if fault is Fault.OUT_OF_BOUNDS:

@@ -14,12 +14,12 @@ from cortexmlx.stats import ArenaWrites, CommandBuffers
 
 
 def test_kernels_are_timed_only_where_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trial.kernel_speeds(None) == []  # type: ignore[arg-type]
+    assert trial.measure_kernels(None) == []  # type: ignore[arg-type]
     monkeypatch.setattr("cortexmlx.attention.backends.auto_backend_name", lambda: "metal")
     monkeypatch.setattr(
         "cortexmlx.bench.suites.known_models.measure_models", lambda _, attention: iter([{1: attention}])
     )
-    assert trial.kernel_speeds(None) == [{1: "metal"}]  # type: ignore[arg-type]
+    assert trial.measure_kernels(None) == [{1: "metal"}]  # type: ignore[arg-type]
 
 
 class Engine:
