@@ -100,6 +100,7 @@ def test_a_call_that_is_written_otherwise_is_read(call: str) -> None:
         '{"name": "weather", "arguments": {}} {}',
         '{"function": {"name": "weather", "arguments": {}}}',
         '{"arguments": {}, "tool": "weather"}',
+        '{"arguments": [1], "name": "weather"}',
         '{"arguments": {}}',
     ],
 )
