@@ -66,6 +66,8 @@ def test_the_tag_comes_after_so_many_tokens(limit: int) -> None:
     assert answer.write("x" * 30) == "</t>"
     assert answer.said == "x" * limit + "</t>" + "x" * (26 - limit)
     assert answer.text.thinking_tokens == limit and not answer.budget.may_force_soon
+    answer = Answer(limit)
+    assert answer.write("x" * (limit + 4)) == "</t>" and not answer.budget.may_force_soon  # at once
 
 
 def test_the_tag_that_opens_thoughts_does_not_count() -> None:
