@@ -91,7 +91,7 @@ class Question:
 
     @property
     def turn_input(self) -> TurnInput:
-        """What the conversation is asked."""
+        """The question as `Conversation` takes it: a text, or a message with images."""
         if not self.images:
             return self.text
         parts: list[dict[str, object]] = [
