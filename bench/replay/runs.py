@@ -38,7 +38,7 @@ _FREE = -1
 
 
 class ScriptedSampler:
-    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the model's own tokens.
+    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the sampled tokens.
 
     A small model left alone soon repeats itself, which flatters whoever guesses its next tokens.
     """

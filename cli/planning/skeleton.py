@@ -63,7 +63,7 @@ class Skeleton:
         return self.most_rows is None and not row_state_bytes(self.groups)
 
     def with_draft_head(self) -> Skeleton:
-        """Return the same model with one more layer that sees everything, as a draft head's does."""
+        """Return the same model with one more full-attention layer, as a draft head adds."""
 
         def add_layer(groups: tuple[LayerGroup, ...]) -> tuple[LayerGroup, ...]:
             layer = sum(len(group.layers) for group in groups)

@@ -183,7 +183,7 @@ class HostedModel:
             _, self._reopened_runner = self._make_runners()
 
     def reset(self) -> None:
-        """Continue with the workers that `restart_workers` started: `runner` is another one, without an arena."""
+        """Continue with the workers that `restart_workers` started: their `runner` has no arena yet."""
         self.runner = self._reopened_runner
 
     def adapter_set(self) -> AdapterSet:

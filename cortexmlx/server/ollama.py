@@ -135,7 +135,7 @@ class OllamaEndpoints:
 
 
 async def _end_with_error(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream. An error that they raise is the last one."""
+    """Yield the lines of a stream. If it raises an error, that becomes the last line."""
     try:
         async for line in lines:
             yield line

@@ -472,7 +472,7 @@ log = logging.getLogger("cortexmlx")
 
 
 class TranscriptTables:
-    """Each model's table of earlier turns' tokens, of at most `max_bytes` (0: off). A `folder` keeps them on disk."""
+    """The transcript tables of all models, each of at most `max_bytes` (0: no tables), kept on disk in `folder` if any."""
 
     def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
         self._max_bytes = max_bytes

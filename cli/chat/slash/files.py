@@ -142,8 +142,8 @@ def _attached_names(chat: ChatSession) -> str:
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """Split into a path and a question. The path is quoted, or the whole argument if that exists, or the first word,
-    with a backslash before blanks that are a part of it, as terminals write the path of a file that is dropped.
+    """Split an argument into a path and a question. The path is in quotes, or the whole argument if it names a file, or
+    the first word. Blanks in a path may have a backslash before them, as terminals write the path of a dropped file.
     """
     text = argument.strip()
     if text[:1] in ('"', "'") and text.find(text[0], 1) > 0:
