@@ -206,7 +206,7 @@ class ModelPool:
             self._condition.notify()
 
     def close(self) -> None:
-        """Close all engines, also one being loaded, and wait. Running requests fail with EngineClosed. Repeatable."""
+        """Close all engines, also one being loaded, and wait. Running requests fail with EngineClosed. Idempotent."""
         with self._condition:
             self._is_closing = True
             for wait in list(self._waits.values()):
