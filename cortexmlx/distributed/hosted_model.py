@@ -151,7 +151,7 @@ class HostedModel:
         )
 
     def may_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether all workers could get `blocks` blocks. True for a lost group, since the next step reports the loss."""
+        """Return whether all workers could get `blocks` blocks. True for a lost group: the next step raises."""
         try:
             return self.runner.can_resize(blocks)
         except HostLost:
