@@ -109,13 +109,13 @@ def table_markdown(table: ReportTable, width: int = WIDTH) -> str:
         visible_table = _drop_column(visible_table, heading)
     widths = _column_widths(visible_table)
 
-    def line(cells: Sequence[str]) -> str:
+    def format_row(cells: Sequence[str]) -> str:
         columns = zip(cells, widths, strict=True)
         padded = (c.ljust(w) if i < visible_table.left_columns else c.rjust(w) for i, (c, w) in enumerate(columns))
         return f"| {' | '.join(padded)} |"
 
     rule = "|".join("-" * (w + 1) + ("-" if i < visible_table.left_columns else ":") for i, w in enumerate(widths))
-    return "\n".join([line(visible_table.headings), f"|{rule}|", *map(line, visible_table.rows)])
+    return "\n".join([format_row(visible_table.headings), f"|{rule}|", *map(format_row, visible_table.rows)])
 
 
 def format_number(value: float) -> str:
@@ -136,11 +136,11 @@ def _table_width(table: ReportTable) -> int:
 def _drop_column(table: ReportTable, heading: str) -> ReportTable:
     column_index = table.headings.index(heading)
 
-    def cut(cells: tuple[str, ...]) -> tuple[str, ...]:
+    def drop_cell(cells: tuple[str, ...]) -> tuple[str, ...]:
         return cells[:column_index] + cells[column_index + 1 :]
 
     return ReportTable(
-        cut(table.headings),
-        tuple(map(cut, table.rows)),
+        drop_cell(table.headings),
+        tuple(map(drop_cell, table.rows)),
         max(1, table.left_columns - (column_index < table.left_columns)),
     )

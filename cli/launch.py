@@ -73,7 +73,7 @@ class AgentServer:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of an answer, at most."""
+        """The most tokens that an answer may have."""
         return min(MAX_OUTPUT_TOKENS, self.context_length // 8)
 
 
@@ -140,7 +140,7 @@ def launch(
 
 
 def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
-    """Return the server at `url` (None: the usual one) if it has the model (None: any) and accepts our key."""
+    """Return the server at `url`, by default the usual one, if it accepts our key and has `model`, if given."""
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
@@ -295,7 +295,7 @@ def redirect_stderr(path: Path) -> Iterator[int]:
 
 def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr: int) -> int:
     """Run an agent to its end, and return its exit code. It gets Ctrl-C itself, being in our process group; other
-    signals that would end us are sent on. If it stops itself, so do we, and it goes on with us.
+    signals that would end us are forwarded. If it stops (Ctrl-Z), so do we, and when we continue, so does it.
     """
     kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
     for name in ("NO_PROXY", "no_proxy"):  # a proxy would read along
@@ -309,13 +309,13 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
             words += ["--settings", file.name]
         processes: list[int] = []
 
-        def send_on(number: int, frame: object) -> None:
+        def forward_signal(number: int, frame: object) -> None:
             for process in processes if number != signal.SIGINT else ():
                 os.kill(process, number)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # with nohup, the agent ignores it, too
-                stack.callback(signal.signal, number, signal.signal(number, send_on))
+                stack.callback(signal.signal, number, signal.signal(number, forward_signal))
         process = subprocess.Popen([*words, *arguments], env={**kept, **setup.environment}, stderr=stderr)
         processes.append(process.pid)
         while True:

@@ -337,7 +337,7 @@ def _expand_parameter(
     """
 
     @functools.wraps(command)
-    def expanded(**arguments: Any) -> None:
+    def run_command(**arguments: Any) -> None:
         command(**{name: make(**{option: arguments.pop(option) for option in options})}, **arguments)
 
     parameters: list[inspect.Parameter] = []
@@ -348,10 +348,10 @@ def _expand_parameter(
         kind = inspect.Parameter.KEYWORD_ONLY
         for option, (annotation, default) in options.items():
             parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
-    wrapper: Any = expanded
+    wrapper: Any = run_command
     wrapper.__signature__ = inspect.Signature(parameters)
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return expanded
+    return run_command
 
 
 def given_parameters(ctx: typer.Context) -> list[str]:

@@ -24,7 +24,7 @@ _MAX_TRIED, _MAX_NAMED = 6, 3
 
 def shortage_line(config: EngineConfig) -> str:
     """Return by how much a model is too large for this machine, and which of the models here fit. Empty if it fits, if
-    it is elsewhere, or if its files do not say: loading it tells why then.
+    it runs on other hosts, or if its size cannot be computed: loading it tells why then.
     """
     budget = working_set_bytes()
     try:
@@ -56,7 +56,7 @@ def _needed_bytes(config: EngineConfig) -> int:
     """Return what a model takes with one text. Raises what `cortexmlx plan` raises."""
     from cortexmlx.cli.serve.pool import ModelPlanner
 
-    return ModelPlanner(str(config.model), config).needed(_TOKENS)
+    return ModelPlanner(str(config.model), config).needed_bytes(_TOKENS)
 
 
 def _fitting_models(config: EngineConfig, budget: int) -> list[str]:

@@ -84,7 +84,7 @@ def open_engines(
     weights: Any = None
     for block_size, tokens in sizes:
 
-        def opened(memory: int | None, block_size: int = block_size) -> Engine:
+        def open_engine(memory: int | None, block_size: int = block_size) -> Engine:
             plan.report_progress(f"loading {plan.model}, block size {block_size}")
             return Engine(
                 plan.model,
@@ -103,7 +103,7 @@ def open_engines(
                 **options,
             )
 
-        engine = opened(plan.kv_memory)
+        engine = open_engine(plan.kv_memory)
         try:
             check(engine.info)
         except BaseException:
@@ -120,7 +120,7 @@ def open_engines(
                     f"the tests need {format_bytes(needed_bytes)} for {tokens:,} tokens of keys and values at once, "
                     f"and this machine has {format_bytes(memory_bytes())}: fewer sequences (-b), or shorter ones"
                 )
-            engine = opened(needed_bytes)
+            engine = open_engine(needed_bytes)
         engines[block_size] = stack.enter_context(engine)
         if plan.hosts is not None:
             continue  # the weights are in the workers of each engine
@@ -137,8 +137,8 @@ def share_weights(engine: Engine, source_engine: Engine) -> None:
 
 
 def _set_weights(engine: Engine, weights: Any) -> None:
-    def share(core: EngineCore) -> None:
+    def replace_weights(core: EngineCore) -> None:
         core.loaded.model.update(weights)
         mx.clear_cache()
 
-    engine.inspect(share)
+    engine.inspect(replace_weights)

@@ -38,7 +38,7 @@ _FREE = -1
 
 
 class ScriptedSampler:
-    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the model's own tokens.
+    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the sampled tokens.
 
     A small model left alone soon repeats itself, which flatters whoever guesses its next tokens.
     """
@@ -124,8 +124,8 @@ _AHEAD = 200
 
 
 def apply_forced_tokens(text: ReplayText, engine: Engine) -> ReplayText:
-    """Return a text whose answer has the tokens that the schema forces. An engine without forced tokens may choose
-    them, too. Raises CortexError if the answer does not follow the schema.
+    """Return a text whose answer has the tokens that the schema forces. An engine that forces none allows them, too.
+    Raises CortexError if the answer does not follow the schema.
     """
     tokenizer = SharedTokenizer(engine.inspect(lambda core: core.loaded.tokenizer))
     matcher = GrammarCompiler(tokenizer, engine.info.vocab_size).compile(RECORDS).make_matcher(forced_tokens=True)

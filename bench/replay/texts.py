@@ -115,7 +115,7 @@ def _make_records(row: int, count: int) -> list[dict[str, object]]:
     chance = random.Random(row)
     words = [word for sentence in islice(_endless_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
 
-    def record() -> dict[str, object]:
+    def make_record() -> dict[str, object]:
         return {
             "identifier": chance.randrange(1, 10_000),
             "customer_name": " ".join(chance.choice(words).title() for _ in range(2)),
@@ -129,7 +129,7 @@ def _make_records(row: int, count: int) -> list[dict[str, object]]:
             "lifetime_value_euros": chance.randrange(100_000),
         }
 
-    return [record() for _ in range(count)]
+    return [make_record() for _ in range(count)]
 
 
 def _make_prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:

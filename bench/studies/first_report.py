@@ -72,14 +72,14 @@ RULES: list[Rule] = []
 def rule(name: str, file: str, constant: str) -> Callable[[Callable[[Record, Any], Finding]], None]:
     """Return a decorator that makes a rule of a function: its docstring states the rule, with thresholds by name."""
 
-    def add(judge: Callable[[Record, Any], Finding]) -> None:
+    def add_rule(judge: Callable[[Record, Any], Finding]) -> None:
         RULES.append(Rule(name, (judge.__doc__ or "").format(**globals()), file, constant, judge))
 
-    return add
+    return add_rule
 
 
 @rule("kernels", "metal/rules.py", "EVERY_KERNEL")
-def _(report: Record, now: Any) -> Finding:
+def judge_kernel_checks(report: Record, now: Any) -> Finding:
     """`checks`: `verdict` of `kernel` | one fails; nothing else is judged before it is mended or refused"""
     kernels = [check for check in report["checks"] if check["name"] == "kernel"]
     if not kernels:
@@ -89,11 +89,11 @@ def _(report: Record, now: Any) -> Finding:
 
 
 @rule("decode kernel", "metal/rules.py", "GEOMETRIES")
-def _(report: Record, now: Any) -> Finding:
+def judge_decode_kernel(report: Record, now: Any) -> Finding:
     """`decode attention`: `seconds` beside `mlx_seconds`, `bandwidth_share` | slower than MLX's by
     {SLOWER_THAN_MLX:.0%} and below {LEAST_SHARE:.0%} of the bandwidth, in every step of a model"""
     slow: dict[str, list[bool]] = defaultdict(list)
-    for r in _speeds(report, "decode attention", "seconds"):
+    for r in _speed_records(report, "decode attention", "seconds"):
         behind = r["seconds"] >= r["mlx_seconds"] * (1 + SLOWER_THAN_MLX)
         slow[r["model"]].append(behind and r["bandwidth_share"] < LEAST_SHARE)
     names = ", ".join(model for model, steps in slow.items() if all(steps))
@@ -101,18 +101,18 @@ def _(report: Record, now: Any) -> Finding:
 
 
 @rule("products' rows", "cortexmlx/products/autotuning.py", "ROWS")
-def _(report: Record, now: Any) -> Finding:
+def judge_product_rows(report: Record, now: Any) -> Finding:
     """`product`: `seconds` beside `mlx_seconds`, by `rows` | our kernel is faster by {GAIN:.0%} for no model"""
-    gains = _gains(report, "product", "rows")
+    gains = _speedups(report, "product", "rows")
     kept = tuple(rows for rows, of in gains.items() if max(of) >= 1 + GAIN)
-    return "MLX's time over ours at best: " + _listed(gains, max), None if len(kept) == len(gains) else kept
+    return "MLX's time over ours at best: " + _format_speedups(gains, max), None if len(kept) == len(gains) else kept
 
 
 @rule("prefill pieces", "cortexmlx/kv/sizing.py", "PREFILL_BUDGET")
-def _(report: Record, now: int) -> Finding:
+def judge_prefill_pieces(report: Record, now: int) -> Finding:
     """`product`: `mlx_seconds` of one token, by `rows` | {PREFILL_GAIN:.0%} less in a longer piece, for a model"""
     costs: dict[str, dict[int, float]] = defaultdict(dict)
-    for r in _speeds(report, "product", "mlx_seconds"):
+    for r in _speed_records(report, "product", "mlx_seconds"):
         if r["rows"] >= now:
             costs[r["model"]][r["rows"]] = r["mlx_seconds"] / r["rows"]
     costs = {model: of for model, of in costs.items() if now in of}
@@ -122,12 +122,12 @@ def _(report: Record, now: int) -> Finding:
 
 
 @rule("prefill on matrix units", "metal/prefill.py", "NARROW")
-def _(report: Record, now: int) -> Finding:
+def judge_prefill_on_matrix_units(report: Record, now: int) -> Finding:
     """`prefill attention`: `seconds` beside `mlx_seconds`, by `window`; `gpu` | ours is faster by {PREFILL_GAIN:.0%} in
     a longer window, or MLX's in this one, for all models"""
     if not (report["gpu"]["matrix_units"] and report["gpu"]["matrix_kernels"]):
         raise LookupError("no matrix units in use: the GPU has none, or this build of MLX no NAX kernels")
-    gains = _gains(report, "prefill attention", "window")
+    gains = _speedups(report, "prefill attention", "window")
     proposed = now
     if max(gains[now]) <= 1 / (1 + PREFILL_GAIN):
         proposed = max((window for window in gains if window < now), default=0)
@@ -135,14 +135,14 @@ def _(report: Record, now: int) -> Finding:
         if min(gains[window]) < 1 + PREFILL_GAIN:
             break
         proposed = window
-    return "MLX's time over ours at least: " + _listed(gains, min), proposed if proposed != now else None
+    return "MLX's time over ours at least: " + _format_speedups(gains, min), proposed if proposed != now else None
 
 
 @rule("block size", "cortexmlx/kv/spec.py", "DEFAULT_BLOCK_SIZE")
-def _(report: Record, now: int) -> Finding:
+def judge_block_size(report: Record, now: int) -> Finding:
     """`decode attention`: `seconds`, by `block_size` | another is faster by {GAIN:.0%}, in every step of every model"""
     steps: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-    for r in _speeds(report, "decode attention", "seconds"):
+    for r in _speed_records(report, "decode attention", "seconds"):
         steps[r["model"], r["rows"], r["tokens"]][r["block_size"]] = r["seconds"]
     sizes = next(iter(steps.values())).keys() - {now}
     gain, best = max((min(of[now] / of[size] - 1 for of in steps.values()), size) for size in sizes)
@@ -150,7 +150,7 @@ def _(report: Record, now: int) -> Finding:
 
 
 @rule("run-ahead", "cli/start.py", "MLX_MAX_OPS_PER_BUFFER")
-def _(report: Record, now: str) -> Finding:
+def judge_run_ahead(report: Record, now: str) -> Finding:
     """`stats`: `command_buffers`; `a short decode beside mlx-lm` | `run_ahead` is below 1, and decoding below
     {DECODE_RATIO} of mlx-lm's"""
     buffers, decode = report["stats"]["command_buffers"], report["a short decode beside mlx-lm"]
@@ -161,7 +161,7 @@ def _(report: Record, now: str) -> Finding:
 
 
 @rule("wired limit", "docs/memory.md", "The wired limit")
-def _(report: Record, now: Any) -> Finding:
+def judge_wired_limit(report: Record, now: Any) -> Finding:
     """`memory after a pause`: `after_idle_seconds`, `busy_seconds`, `bytes` | a GB takes {IDLE_SECONDS} s longer"""
     pause = report["memory after a pause"]
     more = (median(pause["after_idle_seconds"]) - median(pause["busy_seconds"])) / (pause["bytes"] / 1e9)
@@ -169,7 +169,7 @@ def _(report: Record, now: Any) -> Finding:
     return f"a GB takes {more:.3f} s longer after a pause", proposed if more >= IDLE_SECONDS else None
 
 
-def _speeds(report: Record, kernel: str, figure: str) -> list[Record]:
+def _speed_records(report: Record, kernel: str, figure: str) -> list[Record]:
     """Return the speed records of a kernel in which `figure` is given. Raises LookupError without any."""
     records = [r for r in report["speeds"] if r["kernel"] == kernel and r.get(figure)]
     if not records:
@@ -177,17 +177,17 @@ def _speeds(report: Record, kernel: str, figure: str) -> list[Record]:
     return records
 
 
-def _gains(report: Record, kernel: str, key: str) -> dict[int, list[float]]:
-    """Return MLX's times divided by our kernel's, by the value of a field. Products of experts are left out."""
+def _speedups(report: Record, kernel: str, key: str) -> dict[int, list[float]]:
+    """Return MLX's times over our kernel's, by the value of the field `key`. Products of experts are left out."""
     found: dict[int, list[float]] = defaultdict(list)
-    for record in _speeds(report, kernel, "seconds"):
+    for record in _speed_records(report, kernel, "seconds"):
         if record[key] and not record.get("experts"):
             found[record[key]].append(record["mlx_seconds"] / record["seconds"])
     return found
 
 
-def _listed(gains: dict[int, list[float]], pick: Callable[[list[float]], float]) -> str:
-    return ", ".join(f"{value}: {pick(of):.2f}" for value, of in gains.items())
+def _format_speedups(speedups: dict[int, list[float]], pick: Callable[[list[float]], float]) -> str:
+    return ", ".join(f"{value}: {pick(of):.2f}" for value, of in speedups.items())
 
 
 def rules_table() -> str:

@@ -65,7 +65,7 @@ SCHEMA = {
 def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return, by name, the input and output sizes of the layers whose names end with one of the `targets`."""
 
-    def sizes(core: Any) -> dict[str, tuple[int, int]]:
+    def find_sizes(core: Any) -> dict[str, tuple[int, int]]:
         from cortexmlx.execution.adapters import linear_layers, linear_size
 
         layers = linear_layers(core.loaded.model)
@@ -75,7 +75,7 @@ def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, 
             if name.rpartition(".")[2] in targets and (size := linear_size(module)) is not None
         }
 
-    return engine.inspect(sizes)
+    return engine.inspect(find_sizes)
 
 
 def write_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], rank: int, seed: int) -> Path:
@@ -290,7 +290,7 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
 
     engines: dict[str, Engine] = {}
 
-    def opener(name: str) -> Callable[[Any], Engine]:
+    def make_opener(name: str) -> Callable[[Any], Engine]:
         def open_engine(on_progress: Any) -> Engine:
             engine_options = dict(options[name])
             day.work_counts["loads"] += 1
@@ -300,7 +300,7 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
         return open_engine
 
     models = [
-        ServedModel(name, opener(name), memory=1, adapters=tuple(model_options.get("adapters", ())))
+        ServedModel(name, make_opener(name), memory=1, adapters=tuple(model_options.get("adapters", ())))
         for name, model_options in options.items()
     ]
     with ModelPool(models, memory=2, idle=30) as pool:
@@ -317,7 +317,7 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
 
 
 def _apply_pressure(day: WorkingDay, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
-    """Tell engines of memory pressure: a Mac's when it changes, at times a simulated one. Return the system's level."""
+    """Pass on memory pressure to engines: a Mac's when it changes, at times a simulated one. Return the Mac's level."""
     from cortexmlx.errors import EngineClosed
 
     level = last

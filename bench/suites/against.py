@@ -175,19 +175,19 @@ def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
     mlx-lm has computed that token ahead. cortexmlx computes it now, one token more than is counted.
     """
 
-    def turns(repetition: int) -> list[BenchRequest]:
+    def make_turns(repetition: int) -> list[BenchRequest]:
         prompts = contest.make_prompts(test.label, repetition)
         return [BenchRequest(prompts.next_prompt(test.depth), 1), BenchRequest(prompts.next_prompt(test.prompt), 2)]
 
-    def rate(trace: RunTrace) -> Figure:
+    def prefill_rate(trace: RunTrace) -> Figure:
         return per_second(test.prompt, trace.started, trace.prefill_end)
 
     return ComparisonCase(
         test.label,
         f"a prompt of {test.prompt} tokens to its first token, behind {test.depth} that are cached",
-        lambda repetition: contest.make_cortex().chat(turns(repetition)),
-        lambda repetition: contest.make_mlx_lm().chat(turns(repetition)),
-        (Measure("prefill", "tok/s", rate, BetterDirection.HIGHER, 1.0),),
+        lambda repetition: contest.make_cortex().chat(make_turns(repetition)),
+        lambda repetition: contest.make_mlx_lm().chat(make_turns(repetition)),
+        (Measure("prefill", "tok/s", prefill_rate, BetterDirection.HIGHER, 1.0),),
     )
 
 

@@ -44,31 +44,31 @@ def measure_images(plan: BenchPlan, block_size: int) -> Report:
         if not engine.sees_images:
             raise InvalidRequest(f"{engine.info.name} sees no images: {'; '.join(engine.info.notes) or 'text only'}")
         prompts, runs = PromptStream(engine.info.vocab_size, plan.seed), list[dict[str, float]]()
-        tokens = engine.check_image(_image(plan.seed, 0))
+        tokens = engine.check_image(_random_image(plan.seed, 0))
         for number in range(plan.repetitions + 1):
             plan.report_progress(f"images, run {number} of {plan.repetitions}")
-            run = _ask_twice(engine, _image(plan.seed, 2 * number)) | _longest_gaps(
-                engine, prompts, _image(plan.seed, 2 * number + 1)
+            run = _ask_twice(engine, _random_image(plan.seed, 2 * number)) | _longest_gaps(
+                engine, prompts, _random_image(plan.seed, 2 * number + 1)
             )
             runs += [run] * (number > 0)  # the first compiles kernels
-    section = _section(runs, tokens)
+    section = _images_section(runs, tokens)
     return Report(machine, engine.info, section, plan.notes, plan.settings)
 
 
-def _image(seed: int, number: int) -> Any:
+def _random_image(seed: int, number: int) -> Any:
     """Return a PIL image of random pixels."""
     from PIL import Image
 
     return Image.fromarray(np.random.default_rng([seed, number]).integers(0, 256, (SIDE, SIDE, 3), np.uint8))
 
 
-def _asked(image: Any) -> dict[str, Any]:
+def _make_question(image: Any) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]}
 
 
 def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
     """Return the seconds to the first and the second answer, and how many tokens the second one computed."""
-    question, seconds = _asked(image), []
+    question, seconds = _make_question(image), []
     for messages in (
         [question],
         [question, {"role": "assistant", "content": "So."}, {"role": "user", "content": "Why?"}],
@@ -99,7 +99,7 @@ def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str
     handles = [engine.submit(list(prompts.next_prompt(PROMPT)), listener=listen(row), **options) for row in range(ROWS)]
     decoding.wait()
     begin = time.perf_counter()
-    engine.generate([_asked(image)], max_tokens=1, temperature=0)
+    engine.generate([_make_question(image)], max_tokens=1, temperature=0)
     end = time.perf_counter()
     was_beside = not ended.is_set()
     for handle in handles:
@@ -114,7 +114,7 @@ def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str
     }
 
 
-def _section(runs: list[dict[str, float]], tokens: int) -> ReportSection:
+def _images_section(runs: list[dict[str, float]], tokens: int) -> ReportSection:
     """Return the report's section on all runs."""
     medians = {name: statistics.median(run[name] for run in runs) for name in (FIRST, SECOND, COMPUTED, GAP, ALONE)}
     rows = []

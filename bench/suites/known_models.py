@@ -114,9 +114,9 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
     """Measure every kernel in the sizes of each model, and yield the records. A kernel that fails has its error."""
     for model in models:
         for kernel, records in (
-            ("decode attention", _decode_attention(model, attention)),
-            ("product", _products(model, factory)),
-            ("prefill attention", _prefill_attention(model, factory)),
+            ("decode attention", _measure_decode_attention(model, attention)),
+            ("product", _measure_products(model, factory)),
+            ("prefill attention", _measure_prefill_attention(model, factory)),
         ):
             mx.clear_cache()
             head = {"model": model.name, "kernel": kernel}
@@ -126,7 +126,7 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
                 yield head | {"error": f"{type(error).__name__}: {error}"}
 
 
-def _record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:
+def _make_record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:
     """Return the record of a call that must read or write `size` bytes. A time of None was not measured."""
     shares = [None if seconds is None else round(size / 1e9 / seconds / peak, 4) for seconds in (ours, theirs)]
     times = {"seconds": ours, "mlx_seconds": theirs, "bandwidth_share": shares[0], "mlx_bandwidth_share": shares[1]}
@@ -161,7 +161,7 @@ def _check_equal(ours: mx.array, theirs: mx.array, kernel: str) -> None:
         raise CortexError(f"{kernel} and MLX's attention differ by {difference:.2g}: no figure")
 
 
-def _decode_attention(model: KnownModel, attention: str) -> Iterator[Record]:
+def _measure_decode_attention(model: KnownModel, attention: str) -> Iterator[Record]:
     """Measure decode attention on scattered blocks of each size, beside MLX's on contiguous arrays.
 
     On a GPU, submitting a call takes longer than the kernel. So there as many calls as read a gigabyte have one wait.
@@ -177,7 +177,7 @@ def _decode_attention(model: KnownModel, attention: str) -> Iterator[Record]:
                 for call in (ours, theirs) if repetition % 2 == 0 else (theirs, ours):
                     seconds[call].append(seconds_per_call(*[call] * times))
             medians, peak = [median(each) for each in seconds.values()], find_peak_bandwidth(size)
-            yield _record(size, medians[0], medians[1], peak, rows=rows, tokens=tokens, block_size=block)
+            yield _make_record(size, medians[0], medians[1], peak, rows=rows, tokens=tokens, block_size=block)
 
 
 def _make_decode_calls(
@@ -208,7 +208,7 @@ def _make_decode_calls(
     return ours, theirs, 2 * keys.nbytes
 
 
-def _products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
+def _measure_products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
     """Measure quantized products by our kernel beside MLX's, and by MLX alone for one row and for prefill pieces. The
     weights of several layers are used in turns, so that they come from memory as in a step.
     """
@@ -224,15 +224,15 @@ def _products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
         size = shape.weight_bytes * min(timed.min_rows, shape.experts or 1)
         times = choice.seconds.get(OURS), choice.seconds.get(MLX)
         sizes = {"rows": timed.max_rows, "timed_rows": timed.min_rows, "experts": shape.experts}
-        yield _record(size, *times, peak, **sizes) | {"refused": dict(choice.refused)}
+        yield _make_record(size, *times, peak, **sizes) | {"refused": dict(choice.refused)}
     for rows in (1, *PIECES) if shape.experts is None else ():
         x = mx.random.normal((rows, shape.inputs)).astype(mx.bfloat16)
         calls = [partial(layer, x) for layer in holder.layers]
         seconds = [seconds_per_call(*calls) for _ in range(1 + ROUNDS)][1:]
-        yield _record(shape.weight_bytes, None, median(seconds), peak, rows=rows)
+        yield _make_record(shape.weight_bytes, None, median(seconds), peak, rows=rows)
 
 
-def _prefill_attention(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
+def _measure_prefill_attention(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
     """Measure the prefill kernel on a piece at the end of a long text, beside MLX's attention to what the piece sees.
 
     Raises CortexError if the results differ by 0.01 or more.
@@ -258,4 +258,4 @@ def _prefill_attention(model: KnownModel, factory: KernelFactory) -> Iterator[Re
         seconds, mlx_seconds = (median(seconds_per_call(call) for _ in range(ROUNDS)) for call in (ours, theirs))
         size = 2 * queries.nbytes + 2 * seen[0].nbytes
         peak = find_peak_bandwidth(size)
-        yield _record(size, seconds, mlx_seconds, peak, tokens=PIECE, context=CONTEXT, window=window)
+        yield _make_record(size, seconds, mlx_seconds, peak, tokens=PIECE, context=CONTEXT, window=window)

@@ -234,8 +234,8 @@ def _mean_step_split(runs: Sequence[_TestRun]) -> StepSplit:
     """Return the mean milliseconds of a step, by part, over all runs."""
     steps = sum(run.stats_after.steps - run.stats_before.steps for run in runs)
 
-    def mean(part: str) -> float:
+    def mean_milliseconds(part: str) -> float:
         seconds: float = sum(getattr(r.stats_after, part) - getattr(r.stats_before, part) for r in runs)
         return 1_000 * seconds / max(1, steps)
 
-    return StepSplit(steps, *(mean(f"{part}_seconds") for part in ("plan", "build", "wait", "commit")))
+    return StepSplit(steps, *(mean_milliseconds(f"{part}_seconds") for part in ("plan", "build", "wait", "commit")))

@@ -65,15 +65,15 @@ def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> Compa
     peer = f"mlx-lm {'with' if prompt_cache else 'without'} its prompt cache"
     name = f"second chat turn, {peer}"
 
-    def turns(repetition: int) -> list[BenchRequest]:
+    def make_turns(repetition: int) -> list[BenchRequest]:
         prompts = contest.make_prompts(name, repetition)
         return [BenchRequest(prompts.next_prompt(500), 100), BenchRequest(prompts.next_prompt(32), 2)]
 
     return ComparisonCase(
         name,
         f"32 more tokens after a conversation of 600, against {peer}",
-        lambda repetition: contest.make_cortex().chat(turns(repetition)),
-        lambda repetition: contest.make_mlx_lm(prompt_cache=prompt_cache).chat(turns(repetition)),
+        lambda repetition: contest.make_cortex().chat(make_turns(repetition)),
+        lambda repetition: contest.make_mlx_lm(prompt_cache=prompt_cache).chat(make_turns(repetition)),
         (_ttft_measure(0, "TTFT", target),),
     )
 

@@ -200,7 +200,7 @@ def batch(
                 raise InvalidRequest(f"images were to be read (--images-from, --fetch-images), but {reason}")
             check_variables(engine, variables)
             reader.restrict_variables(engine.info.known_vars)
-            reader.show_images(engine.check_image if engine.sees_images else None, read_elsewhere)
+            reader.enable_images(engine.check_image if engine.sees_images else None, read_elsewhere)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)

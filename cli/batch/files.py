@@ -180,8 +180,8 @@ class BatchWriter:
 
 
 def _complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
-    """Yield each line of a file with its JSON object, or None if it is none. Leave the last line out unless it is an
-    object and ends with a line break.
+    """Yield each line of a file with its JSON object, or with None if it is no object. Leave the last line out unless
+    it is an object and ends with a line break.
     """
     previous_line: bytes | None = None
     for line in file:

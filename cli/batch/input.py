@@ -92,14 +92,14 @@ class BatchReader:
         """Ignore lines' template variables other than `variables`, those that the template reads. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
-    def show_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:
-        """Have the images of lines read: from data URLs, and elsewhere by `read_elsewhere`; `check` prepares each.
-        Without `check`, a line of text stands for each image.
+    def enable_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:
+        """Have the images that lines name read from data URLs, or else by `read_elsewhere`. `check` prepares each
+        image for the model. Without `check`, a line of text replaces each image.
         """
         self._defaults = replace(self._defaults, check_image=check, read_elsewhere=read_elsewhere)
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:
-        jsonl, numbered_lines = detect_lines(self._lines, self._jsonl)
+        jsonl, numbered_lines = detect_format(self._lines, self._jsonl)
         parse = self._parse_json if jsonl else self._parse_text
         for number, line in numbered_lines:
             if line is None:
@@ -144,7 +144,7 @@ class BatchReader:
 def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds:
     """Read a whole input and return its request ids. Raises InvalidRequest if an id occurs twice."""
     ids = RequestIds()
-    is_json, numbered_lines = detect_lines(lines, jsonl)
+    is_json, numbered_lines = detect_format(lines, jsonl)
     for number, line in numbered_lines:
         if line is None:
             continue
@@ -169,8 +169,8 @@ def read_ids(source: str, input_format: InputFormat) -> RequestIds | None:
 # The non-blank lines of an input, as text or as JSON objects.
 
 
-def detect_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
-    """Wait for the first line that is not blank. Return whether the lines are JSON, and all lines that are not blank.
+def detect_format(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
+    """Wait for the first line that is not blank. Return whether lines are JSON, and an iterator of all nonblank lines.
 
     Each line comes with its number, counted from 1. A None after the first line is passed on.
     """

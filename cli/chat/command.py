@@ -261,7 +261,7 @@ def view_factory(
         AnswerStatus(reply, replaceable.engine.info.context_length, arena),
         thinking=bool(reply.opened),
         is_folded=thought_display.is_folded,
-        away=interrupts.suspend_handler.wait_for_lock,
+        suspension_guard=interrupts.suspend_handler.wait_for_lock,
     )
 
 

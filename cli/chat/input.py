@@ -124,8 +124,8 @@ class Typeahead:
             store_typeahead(self._keys, pressed)
 
     def restore_echo(self) -> None:
-        """Restore the terminal as it was before. Its modes come first: if a signal's handler calls this in the middle
-        of a write to Python's buffers, the next write raises RuntimeError.
+        """Restore the terminal as it was before. The modes are set first, since the writes after that raise
+        RuntimeError if a signal's handler calls this while Python's buffers are being written.
         """
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._saved_modes)
         self._output.disable_bracketed_paste()
@@ -294,43 +294,43 @@ class TerminalInput:
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        class Kept(FileHistory):
+        class HistoryFile(FileHistory):
             def store_string(self, string: str) -> None:
                 with suppress(OSError, ValueError):  # full disk or half a character: the line is sent anyway
                     super().store_string(string)
 
-        class Remembered(History):
-            """A history that holds messages as they can be typed."""
+        class ExpandedHistory(History):
+            """A history whose messages can be sent again: pastes are expanded, and quotes protected."""
 
             def append_string(self, string: str) -> None:
                 super().append_string(pastes.expand(quotes.protect_quotes(string)))
 
             def load_history_strings(self) -> Iterable[str]:
-                return stored_history.load_history_strings()
+                return saved.load_history_strings()
 
             def store_string(self, string: str) -> None:
-                stored_history.store_string(string)
+                saved.store_string(string)
 
         quotes, pastes = TypedQuotes(), LongPastes()
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
         @keys.add("c-j")
-        def _(event: KeyPressEvent) -> None:
+        def insert_line_break(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
         @keys.add("<bracketed-paste>")
-        def _(event: KeyPressEvent) -> None:
+        def insert_paste(event: KeyPressEvent) -> None:
             text = event.data.replace("\r\n", "\n").replace("\r", "\n")
             event.current_buffer.insert_text(pastes.shorten(text))
 
         # Nothing is drawn around the line, so the cursor position is not needed. Not every terminal reports it.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
-        stored_history: History = Kept(str(history)) if history and ensure_private_file(history) else InMemoryHistory()
+        saved: History = HistoryFile(str(history)) if history and ensure_private_file(history) else InMemoryHistory()
         output = make_prompt_output()
         session: PromptSession[str]
         session = PromptSession(
-            history=Remembered(),
+            history=ExpandedHistory(),
             output=output,
             erase_when_done=True,
             key_bindings=keys,

@@ -83,7 +83,7 @@ class Question:
 
     @classmethod
     def from_content(cls, content: object) -> Question:
-        """Return the question that became the content of a message."""
+        """Rebuild a question from the content of a stored user message."""
         if not isinstance(content, list):
             return cls(str(content))
         images = [AttachedImage(Path(part["name"]), part["image"]) for part in content if part["type"] == "image"]
@@ -91,7 +91,7 @@ class Question:
 
     @property
     def turn_input(self) -> TurnInput:
-        """What the conversation is asked."""
+        """The question as `Conversation` takes it: a text, or a message with images."""
         if not self.images:
             return self.text
         parts: list[dict[str, object]] = [

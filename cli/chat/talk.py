@@ -164,8 +164,8 @@ class ChatLoop:
         return completion
 
     def _statistics_line(self, completion: Completion, end_reason: str) -> str:
-        """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and one about what
-        was known and had to be computed again.
+        """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and one about
+        tokens that were cached once and had to be computed again.
         """
         line = statistics_line(completion, end_reason)
         if self._session.figures is FigureDisplay.VERBOSE:
@@ -233,7 +233,7 @@ class ChatLoop:
         previous_conversation = session.conversation.fork()
         completion = self._answer_or_none(question)
         if completion is not None and question.answers > 1:
-            self._keep_chosen(completion, previous_conversation)
+            self._keep_chosen_answer(completion, previous_conversation)
         if session.conversation.messages == previous_conversation.messages:
             if completion is None and not (question.replaces_last or question.attached_files or question.images):
                 undone_question = question.text
@@ -266,7 +266,7 @@ class ChatLoop:
             names = ", ".join(str(each.path) for each in files)
             console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
-    def _keep_chosen(self, completion: Completion, previous_conversation: Conversation) -> None:
+    def _keep_chosen_answer(self, completion: Completion, previous_conversation: Conversation) -> None:
         """Keep the answer that the user chooses, or restore the chat before the answers, `previous_conversation`."""
         session, answers = self._session, (completion, *completion.others)
         try:

@@ -84,7 +84,7 @@ class MarkdownView:
         *,
         thinking: bool,
         is_folded: bool = False,
-        away: SuspensionGuard = nullcontext,
+        suspension_guard: SuspensionGuard = nullcontext,
     ) -> None:
         self._console = console
         self._status = status
@@ -95,7 +95,7 @@ class MarkdownView:
         self._feed_count = 0
         self._started = time.monotonic()
         self._drawn_state: tuple[int, int, int] | None = None
-        self._drawing = LiveDrawing(console, self._take_rows, self._live_rows, away)
+        self._drawing = LiveDrawing(console, self._take_rows, self._live_rows, suspension_guard)
         self._region = self._drawing.region
         self._stack = ExitStack()
 

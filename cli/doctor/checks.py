@@ -216,8 +216,8 @@ def _check_terminal() -> Iterator[DoctorCheck]:
 
 
 def check_attention(quick: bool, on_kernel: OnKernel) -> Iterator[DoctorCheck]:
-    """Check which attention backend runs, and that all our kernels compute right. A kernel that serves and is wrong
-    fails where the GPU is trusted, though something else takes its place: nobody should miss it.
+    """Check which attention backend runs, and that all our kernels compute right. A wrong kernel is
+    a failure on a trusted GPU, which nobody should miss, and else a warning, since something slower takes its place.
     """
     import mlx.core as mx
 

@@ -138,15 +138,15 @@ def make_report(checks: Sequence[DoctorCheck], sections: dict[str, Any]) -> dict
     names = Anonymizer()
     return {
         "report": FORMAT,
-        "machine": names.anonymize_data(_facts(_machine_facts)),
-        "gpu": names.anonymize_data(_facts(_gpu_facts)),
+        "machine": names.anonymize_data(_facts_or_error(_machine_facts)),
+        "gpu": names.anonymize_data(_facts_or_error(_gpu_facts)),
         "variables": names.anonymize_data(safe_environment()),
         "checks": [names.anonymize_data(asdict(check)) | {"verdict": check.verdict.value} for check in checks],
         **names.anonymize_data(sections),
     }
 
 
-def _facts(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return facts, or why they cannot be read."""
     try:
         return read()

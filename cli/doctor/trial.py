@@ -102,24 +102,24 @@ def compare_decode(engine: Engine) -> dict[str, Any]:
 
     contest = Contest(lambda: engine, seed=0)
 
-    def work(number: int) -> list[BenchRequest]:
+    def make_requests(number: int) -> list[BenchRequest]:
         return [BenchRequest(contest.make_prompts("report", number).next_prompt(PROMPT), TOKENS)]
 
-    def ours(number: int) -> RunTrace:
-        return contest.make_cortex().run(work(number))
+    def run_cortexmlx(number: int) -> RunTrace:
+        return contest.make_cortex().run(make_requests(number))
 
-    def theirs(number: int) -> RunTrace:
-        return contest.make_mlx_lm().run(work(number))
+    def run_mlx_lm(number: int) -> RunTrace:
+        return contest.make_mlx_lm().run(make_requests(number))
 
-    for run in (ours, theirs):  # the first steps of a kind take longer
+    for run in (run_cortexmlx, run_mlx_lm):  # the first steps of a kind take longer
         run(0)
     start_time, pairs = time.monotonic(), list[tuple[RunTrace, RunTrace]]()
     while len(pairs) < RUNS_PER_SIDE and (not pairs or time.monotonic() - start_time < MAX_SECONDS):
         number = len(pairs) + 1
         if number % 2:
-            cortex_run, mlx_lm_run = ours(number), theirs(number)
+            cortex_run, mlx_lm_run = run_cortexmlx(number), run_mlx_lm(number)
         else:
-            mlx_lm_run, cortex_run = theirs(number), ours(number)
+            mlx_lm_run, cortex_run = run_mlx_lm(number), run_cortexmlx(number)
         pairs.append((cortex_run, mlx_lm_run))
     return {
         "prompt_tokens": PROMPT,
@@ -142,8 +142,8 @@ that the GPU's own way out of its sleep counts for little.
 """
 
 
-def read_after_idle(_: Engine) -> dict[str, Any]:
-    """Time reading an array again and again, and after pauses: what it costs that the wired limit is not set."""
+def time_reads_after_idle(_: Engine) -> dict[str, Any]:
+    """Time reading an array at once and after pauses, in which macOS may unwire memory without a wired limit."""
     import mlx.core as mx
 
     array = mx.zeros(min(IDLE_BYTES, working_set_bytes() // 4) // 4)
@@ -171,7 +171,7 @@ def measure_kernels(engine: Engine) -> list[dict[str, Any]]:
 SECTIONS: dict[str, Callable[[Engine], Any]] = {
     "a short decode beside mlx-lm": compare_decode,
     "stats": engine_section,
-    "memory after a pause": read_after_idle,
+    "memory after a pause": time_reads_after_idle,
     "speeds": measure_kernels,
 }
 """The sections by name, in order. Each returns data for JSON."""

@@ -251,8 +251,8 @@ class MarkdownStream:
             self._open = self._open[self._find_forget_point(lines, text) :]
 
     def _find_forget_point(self, lines: Sequence[LogicalLine], text: str) -> int:
-        """Return how many of a long paragraph's first characters to forget, and count `_printed_place` from those that
-        stay.
+        """Return how many of a long paragraph's first characters to forget. Then `_printed_place` counts from those
+        that stay.
 
         Only printed characters are forgotten, and only if the rest still has the same words. So the work for a word
         does not grow with the paragraph.

@@ -63,7 +63,7 @@ class Skeleton:
         return self.most_rows is None and not row_state_bytes(self.groups)
 
     def with_draft_head(self) -> Skeleton:
-        """Return the same model with one more layer that sees everything, as a draft head's does."""
+        """Return the same model with one more full-attention layer, as a draft head adds."""
 
         def add_layer(groups: tuple[LayerGroup, ...]) -> tuple[LayerGroup, ...]:
             layer = sum(len(group.layers) for group in groups)
@@ -232,8 +232,8 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize the model as mlx-lm does on loading: a layer as the configuration sets it, any other if it can be. What
-    another program packed stays packed if mlx-lm keeps it so: all matrices but embeddings and those it left out.
+    """Quantize the model as mlx-lm does on loading: each layer as the configuration sets it, others if they can be. If
+    another program packed the model and mlx-lm keeps that, all matrices are packed but embeddings and left out layers.
     """
     import mlx.nn as nn
 
@@ -244,7 +244,7 @@ def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
         return
     group = quantization.get("group_size", 64)
 
-    def predicate(path: str, module: Any) -> Any:
+    def choose_quantization(path: str, module: Any) -> Any:
         if path in quantization:
             return quantization[path]
         if left_out and (isinstance(module, nn.Embedding) or left_out.search(path.replace("switch_mlp", "experts.0"))):
@@ -256,7 +256,7 @@ def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
         group_size=group,
         bits=quantization.get("bits", 4),
         mode=quantization.get("mode", "affine"),
-        class_predicate=predicate,
+        class_predicate=choose_quantization,
     )
 
 
@@ -278,7 +278,7 @@ def _left_out_layers(settings: Mapping[str, Any]) -> re.Pattern[str]:
 
 
 def probe_caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Return the width of the logits, and the layer groups of what one token leaves in mlx-lm's own caches."""
+    """Run one token. Return the width of its logits, and the layer groups of what it leaves in mlx-lm's caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 

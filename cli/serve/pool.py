@@ -121,7 +121,7 @@ class ModelPlanner:
         )
         return plan.here
 
-    def needed(self, tokens: int) -> int:
+    def needed_bytes(self, tokens: int) -> int:
         """Return the bytes that the model takes with one text of `tokens` tokens, or of as many as its context has."""
         per_token = self._figures(0, None).kv_bytes_per_token
         return self.fixed + min(tokens, self._skeleton.context_length) * per_token
@@ -264,7 +264,7 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
 def _make_served_model(name: str, config: EngineConfig, default_settings: DefaultSettings, **plan: Any) -> ServedModel:
     """Return a model's entry in the pool: it loads the engine on demand."""
 
-    def opened(on_progress: OnProgress) -> Engine:
+    def load(on_progress: OnProgress) -> Engine:
         return engines.load_engine(replace(config, on_progress=on_progress))
 
-    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=default_settings.resolve, **plan)
+    return ServedModel(name, load, adapters=tuple(config.adapters or ()), defaults=default_settings.resolve, **plan)

@@ -41,18 +41,18 @@ def stderr() -> Console:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console: a terminal gets its control sequences, but none from a text. Markup is not read."""
+    """Return a rich console that lets no control sequences in a text reach a terminal. Markup is not read."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-    class Harmless(Console):
+    class HarmlessConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             to_terminal = self.is_terminal or self.file.isatty()
             for text, style, control in super().render(renderable, options):
                 unlinked_style = style.update_link(None) if style is not None and style.link else style
                 yield Segment(strip_controls(text) if to_terminal and not control else text, unlinked_style, control)
 
-    return Harmless(file=stream, highlight=False, markup=False, emoji=False)
+    return HarmlessConsole(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def print_result(text: str = "", *, end: str = "\n", flush: bool = False) -> None:

@@ -119,7 +119,7 @@ def make_prompt_output() -> Output:
     """Return stdout for prompt_toolkit. Control characters typed, pasted or completed become symbols or are dropped."""
     from prompt_toolkit.output.vt100 import Vt100_Output
 
-    class Harmless(Vt100_Output):
+    class HarmlessOutput(Vt100_Output):
         def write(self, data: str) -> None:
             super().write(data.translate(_WITHOUT_WIDTH))
 
@@ -127,4 +127,4 @@ def make_prompt_output() -> Output:
             if amount:
                 self.write_raw(f"\x1b[{amount}D")
 
-    return Harmless.from_pty(unfiltered(sys.stdout), term=os.environ.get("TERM"))
+    return HarmlessOutput.from_pty(unfiltered(sys.stdout), term=os.environ.get("TERM"))

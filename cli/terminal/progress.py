@@ -40,11 +40,11 @@ def loading_progress(model: str) -> Iterator[OnProgress]:
     try:
         with _loading_bar(model) if console.is_terminal(sys.stderr) else _loading_lines(model) as show:
 
-            def told(progress: Progress) -> None:
+            def on_progress(progress: Progress) -> None:
                 last[:] = [progress]
                 show(progress)
 
-            yield told
+            yield on_progress
     except KeyboardInterrupt:
         if last and last[0].what == "downloading" and last[0].done:
             console.print_note(f"stopped; {_amount_text(last[0])} are kept: run the same command to continue")

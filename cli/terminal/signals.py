@@ -62,7 +62,7 @@ class SuspendHandler:
         signal.raise_signal(signal.SIGWINCH)  # the window may have changed; this also redraws a prompt
 
     def erase_region(self) -> None:
-        """Erase the temporary rows and have pastes come unmarked, because the program is about to end."""
+        """Erase the temporary rows and turn bracketed paste off, because the program is about to end."""
         self._write_control((ERASE_REGION if self._drawing_locks else "") + PASTE_PLAIN)
 
     def _write_control(self, controls: str) -> None:

@@ -234,7 +234,7 @@ class StoreConnector:
         )
 
     def store_again(self, keys: Sequence[Key], missing: Collection[Key]) -> None:
-        """Queue entries again whose pieces are `missing` on disk: written once, they were removed from a full store."""
+        """Queue entries again whose pieces are `missing` on disk, because a full store has removed them."""
         tier = self._tier
         for key in keys if tier is not None else ():
             entry = self._cache.prefix.get(key)
@@ -246,17 +246,17 @@ class StoreConnector:
     # -- up -----------------------------------------------------------------------------------------------------------
 
     def _request_read(self, load: DiskLoad) -> None:
-        """Ask the store's reader for the pieces of a load; it reads those that are worth it."""
+        """Ask the store's reader for the pieces of a load. It reads those that `DiskLoad.choose_pieces` picks."""
         groups = load.piece_groups()
 
-        def done(records: dict[bytes, Record]) -> None:
+        def on_read(records: dict[bytes, Record]) -> None:
             self._on_load_read(
                 load, {key: record for key, record in records.items() if self._has_block_shapes(record, groups[key])}
             )
 
         self._store.reader.submit(
             ReadRequest(
-                load.requested_pieces(), load.choose_pieces, done, max(MIN_DISK_WAIT_SECONDS, load.compute_seconds)
+                load.requested_pieces(), load.choose_pieces, on_read, max(MIN_DISK_WAIT_SECONDS, load.compute_seconds)
             )
         )
 

@@ -51,12 +51,12 @@ def stamp_of(path: Path) -> FileStamp:
     """Return a file's stamp; opening it makes a network file system look again. Raises OSError if it is not regular."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return _stamp(os.path.realpath(path), descriptor)
+        return _stamp_of_open_file(os.path.realpath(path), descriptor)
     finally:
         os.close(descriptor)
 
 
-def _stamp(path: str, descriptor: int) -> FileStamp:
+def _stamp_of_open_file(path: str, descriptor: int) -> FileStamp:
     """Return the stamp of an open file. Raises OSError if it is no regular file."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -155,7 +155,7 @@ class _FileSource:
         descriptor = os.open(self._stamp.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
             self._sync(descriptor)
-            if _stamp(self._stamp.path, descriptor) != self._stamp:
+            if _stamp_of_open_file(self._stamp.path, descriptor) != self._stamp:
                 raise OSError(f"{self._stamp.path} has changed")
             file.seek(begin)
             buffer = memoryview(bytearray(min(_BUFFER, end - begin)))

@@ -135,8 +135,8 @@ class SegmentIndex:
                 raise sqlite3.DatabaseError("what was added is not there")
 
     def add_recovered_segments(self, segments: Iterable[tuple[str, str, int, Sequence[RecordLocation]]]) -> None:
-        """Add segments (name, model, bytes, places) that were found in the folder, as the least recently used ones. A
-        record that another segment also has is found there, as before.
+        """Add segments (name, model, bytes, locations) that were found in the folder, as the least recently used
+        ones. A record that an indexed segment has, too, keeps its location there.
 
         All are one change, since each change takes SQLite milliseconds.
         """

@@ -72,16 +72,16 @@ class SegmentStore:
             self._opened_once.set()
 
     def wait_until_open(self) -> None:
-        """Wait until `open` is done, or until the store can be used meanwhile."""
+        """Wait until `open` is done, or has come so far that the store can be used."""
         self._opened_once.wait()
 
     @property
     def is_open(self) -> bool:
-        """Whether `open` is done, or the store can be used meanwhile."""
+        """Whether `open` is done, or has come so far that the store can be used."""
         return self._opened_once.is_set()
 
     def stop_opening(self) -> bool:
-        """Abort `open` if it is still running; the next process does the rest. Return whether it was running."""
+        """Abort `open` if it is still running; the next process completes it. Return whether it was running."""
         self._closed = self._closed or self._is_opening
         return self._is_opening
 

@@ -29,8 +29,8 @@ from cortexmlx.types.arrays import dtype_name
 
 class StoreSetup:
     """Opens the KV store of a model while threads still hash its weights. `weights` begins to hash them before they are
-    loaded. `start` starts the store's threads. Until the hash is known, the model has no `identity`: `when_hashed`
-    says that it can be had, and `resolve_identity` returns it. `cancel` ends the hashing.
+    loaded. `start` starts the store's threads. The model has no `identity` until the hash is known: `when_hashed` waits
+    for that, and then `resolve_identity` returns the identity. `cancel` ends the hashing.
     """
 
     def __init__(self, path: str | Path, limit: int) -> None:
@@ -75,7 +75,7 @@ class StoreSetup:
             self.cancel()
             return self._segments
         self.model = loaded.name
-        self._description = describe_model(loaded, tuple(groups), *identity_parts)
+        self._description = hash_all_but_weights(loaded, tuple(groups), *identity_parts)
         self.parts = {
             "keys and values": "; ".join(_describe_precision(group, loaded.dtype) for group in groups),
             "block size and attention": ", ".join(map(str, identity_parts)),
@@ -101,14 +101,14 @@ class StoreSetup:
         """
         self.weights.hold_arrays(model)
 
-        def ready(files: str | None) -> None:
+        def on_hashed(files: str | None) -> None:
             self._files = files
             call()
 
-        self.weights.when_ready(ready)
+        self.weights.when_ready(on_hashed)
 
     def resolve_identity(self, model: Any) -> bytes | str:
-        """Return the model's identity, or why it has none, once `when_hashed` calls. Only on the engine's thread."""
+        """Return the model's identity, or why it has none, after `when_hashed` called. Only on the engine's thread."""
         is_unchanged = self.weights.has_held_arrays(model)
         self.cancel()
         if self._files is None:
@@ -134,7 +134,7 @@ class StoreSetup:
 
 
 def fingerprint(description: str, weights: str) -> str:
-    """Return the hash that names a model, from its description (`describe_model`) and the hash of its `weights`.
+    """Return the hash that names a model, from its `description` (`hash_all_but_weights`) and its `weights`' hash.
 
     The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
     the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_model_arrays`).
@@ -142,7 +142,7 @@ def fingerprint(description: str, weights: str) -> str:
     return hashlib.sha256(f"{description}\n{weights}".encode()).hexdigest()
 
 
-def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
+def hash_all_but_weights(loaded: LoadedModel, *identity_parts: object) -> str:
     """Return a hash of everything about a model in memory except the values of its weights. Two models have the same
     hash only if all of this is the same:
 

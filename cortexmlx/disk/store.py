@@ -24,7 +24,7 @@ CLOSING_SECONDS = 5.0
 
 class KVStore:
     """A segment store with its writer and reader threads, for one engine. `model` is the model's name for people.
-    `on_room`: see `RecordWriter`. Nothing here waits but `close`.
+    `on_room`: see `RecordWriter`. Only `close` may wait.
     """
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
@@ -368,7 +368,7 @@ class RecordReader:
             request.on_records(records)
 
     def refresh(self) -> None:
-        """Queue a look for records that other processes have written, at most once a second."""
+        """Have the reader look for records that other processes have written, at most once a second."""
         now = time.monotonic()
         if now >= self._last_refresh_time + REFRESH_SECONDS:
             self._last_refresh_time = now

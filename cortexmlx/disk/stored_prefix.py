@@ -166,7 +166,7 @@ def import_prefix(
     check: Callable[[StoredPrefix], None] = lambda prefix: None,
 ) -> StoredPrefix:
     """Write the keys and values of a file into a store, for prompts of `client`, and keep the prefix under its name, or
-    `name`. Return it. What was written before an error stays, and is right. `check` raises for what is not wanted.
+    `name`. Return it. `check` raises for an unwanted prefix. Records written before an error stay; they are right.
 
     Raises PrefixRefused for a file that is damaged, or larger than the store, InvalidRequest for an empty name, OSError
     if the store takes no more.

@@ -14,7 +14,7 @@ class Channel(Protocol):
     """The other side, as a user would name it: a host, and the rank there."""
 
     @property
-    def lost(self) -> str | None:
+    def loss_reason(self) -> str | None:
         """Why the connection is lost or closed; None while it works. It is known before `receive` has raised."""
 
     @property

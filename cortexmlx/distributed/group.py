@@ -56,8 +56,8 @@ class HostGroup:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
         """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost,
-        even if nobody waits for it. Raises HostRefused for hosts that are none, and InvalidRequest for what the
-        environment sets.
+        even if nobody waits for it. Raises HostRefused for wrong `config.hosts`, and InvalidRequest for wrong limits in
+        the environment.
         """
         self._config = config
         self._loaded = loaded
@@ -158,13 +158,13 @@ class HostGroup:
 
     @contextmanager
     def _report_progress(self) -> Iterator[None]:
-        """Report progress on a thread while the body waits for workers. If the engine is closed meanwhile, reporting
-        raises. Then the workers are ended, which ends the wait, and that is raised.
+        """Report progress on a thread while the body waits for workers. If the engine is closed meanwhile, end
+        the workers, which also ends the wait, and raise EngineClosed.
         """
         report_errors: list[BaseException] = []
         stop_event = threading.Event()
 
-        def report() -> None:
+        def report_until_stopped() -> None:
             try:
                 while not stop_event.wait(_LOOK_SECONDS):
                     self._report_once()
@@ -172,7 +172,7 @@ class HostGroup:
                 report_errors.append(error)
                 self._workers.close()
 
-        reporter = threading.Thread(target=report, name="cortexmlx opens workers", daemon=True)
+        reporter = threading.Thread(target=report_until_stopped, name="cortexmlx opens workers", daemon=True)
         reporter.start()
         try:
             yield
@@ -271,7 +271,7 @@ Part = tuple[LayerGroup, ...]
 
 
 def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
-    """Return each rank's layer groups: all groups in one order. Those of which a rank has nothing have no layers."""
+    """Return each rank's layer groups, in one order for all ranks. A group is empty on a rank without its layers."""
     parts = [tuple(part) for part in parts]
     specs = list(dict.fromkeys(group.spec for part in parts for group in part))
     layers = [{group.spec: group.layers for group in part} for part in parts]
@@ -279,7 +279,7 @@ def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
 
 
 def join_groups(parts: Sequence[Part]) -> Part:
-    """Return the whole model's layer groups: each has its layers of all ranks. `parts` are in one order."""
+    """Return the whole model's layer groups, joined from all ranks' `parts`, which `align_groups` has put in order."""
     return tuple(
         LayerGroup(rank_groups[0].spec, tuple(layer for group in rank_groups for layer in group.layers))
         for rank_groups in zip(*parts, strict=True)

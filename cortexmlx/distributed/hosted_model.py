@@ -151,7 +151,7 @@ class HostedModel:
         )
 
     def may_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether all workers could get `blocks` blocks. True if the group is lost: the next step finds that."""
+        """Return whether all workers could get `blocks` blocks. True for a lost group: the next step raises."""
         try:
             return self.runner.can_resize(blocks)
         except HostLost:
@@ -183,7 +183,7 @@ class HostedModel:
             _, self._reopened_runner = self._make_runners()
 
     def reset(self) -> None:
-        """Continue with the workers that `restart_workers` started: `runner` is another one, without an arena."""
+        """Continue with the workers that `restart_workers` started: their `runner` has no arena yet."""
         self.runner = self._reopened_runner
 
     def adapter_set(self) -> AdapterSet:

@@ -278,7 +278,7 @@ class NumberedCall(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     """A call with its number. The numbers increase from call to call."""
 
     number: int
-    asks: AnyCall
+    call: AnyCall
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ NOT_SENT = frozenset(
 
 def sent_param_types(params: type) -> dict[str, Any]:
     """Return name and type of each sampling parameter that is sent: all that are not in `NOT_SENT`. Raises TypeError
-    for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
+    for a type that cannot be encoded, and for a name in `NOT_SENT` that is no parameter.
     """
     field_types = {field.name: field.type for field in fields(params)}
     if strange := NOT_SENT - field_types.keys():
@@ -391,7 +391,7 @@ _SentParams = msgspec.defstruct(
 
 def sampler_tokens(row: SamplingRow) -> tuple[TokenList, TokenList]:
     """Return the tokens of a row's prompt and output that the sampler reads: the last ones for a repetition penalty,
-    and the whole output for other penalties. The tests compare the tokens that it chooses with these and with all.
+    and the whole output for other penalties.
     """
     params = row.params
     last = params.repetition_context if params.repetition_penalty != 1.0 else 0
@@ -446,7 +446,7 @@ class Codec(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=_restore)
 
     def encode(self, value: T) -> bytes:
-        """Encode a value as a message. Raises TypeError for a value that has no bytes, and InvalidRequest for a text
+        """Encode a value as a message. Raises TypeError for a value that cannot be sent, and InvalidRequest for a text
         that is not Unicode, such as a path of undecodable bytes.
         """
         try:

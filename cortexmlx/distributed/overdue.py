@@ -148,10 +148,10 @@ class HangDetector:
         self._step = 0
         self._blocks: GroupCounts = ()
 
-    def note_call(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
+    def note_call(self, rank: int, number: int, call: AnyCall, now: float) -> None:
         """Note that a call was sent to a rank. Calls of one number are of one kind."""
         if number != self._newest_call[0]:
-            self._newest_call = number, self._kind_of_call(asks)
+            self._newest_call = number, self._kind_of_call(call)
         self._ranks[rank].open.append((number, self._newest_call[1], now))
 
     def note_answer(self, rank: int, now: float) -> None:
@@ -169,9 +169,9 @@ class HangDetector:
             times.last_answer_time = now
 
     def find_overdue(self, now: float, processor_seconds: Sequence[float | None]) -> OverdueCall | None:
-        """Return the oldest call if it is overdue, and was so at the last look. `processor_seconds`: seconds of
+        """Return the oldest call if it is overdue now and was so at the last look. `processor_seconds`: seconds of
         processor time that each rank has used so far. Call it several times a second while answers are awaited, after
-        those that are there were taken: if this process itself was stopped for long, the answers come between looks.
+        taking those that have come: if this process was stopped for long, it takes them between two looks.
         """
         waiting_ranks = [rank for rank, pending in enumerate(self._ranks) if pending.open]
         oldest_call = min((self._ranks[rank].open[0][0] for rank in waiting_ranks), default=0)
@@ -189,7 +189,7 @@ class HangDetector:
         return OverdueCall(
             tuple(lagging_ranks),
             max(now - self._ranks[rank].oldest_start() for rank in lagging_ranks),
-            self._longest_alike(self._ranks[lagging_ranks[0]]),
+            self._longest_similar_time(self._ranks[lagging_ranks[0]]),
             tuple(self._processor_seconds_since(rank, processor_seconds[rank]) for rank in lagging_ranks),
         )
 
@@ -202,9 +202,9 @@ class HangDetector:
             else processor_seconds - baseline[1]
         )
 
-    def _kind_of_call(self, asks: AnyCall) -> int | None:
+    def _kind_of_call(self, call: AnyCall) -> int | None:
         """Return the kind of a call: times are compared within a kind. None if the call may take any time."""
-        match asks:
+        match call:
             case Open() | Close():
                 return None
             case MakeRunner() | Begin() | Resize() | Copy():
@@ -230,13 +230,13 @@ class HangDetector:
         kind, min_seconds = rank.open[0][1], self._limits.seconds
         if kind is None or min_seconds <= 0:
             return math.inf
-        usual_seconds = self._longest_alike(rank)
+        usual_seconds = self._longest_similar_time(rank)
         if usual_seconds is not None:
             return max(min_seconds, HANG_FACTOR * usual_seconds)
         smaller_step_times = (times.longest_seconds for each, times in self._kinds.items() if 0 <= each < kind)
         return max(min_seconds, self._limits.first_seconds, HANG_FACTOR * max(smaller_step_times, default=0.0))
 
-    def _longest_alike(self, rank: _PendingCalls) -> float | None:
+    def _longest_similar_time(self, rank: _PendingCalls) -> float | None:
         """Return the longest time of calls like a rank's oldest one, or of steps with more work; None if unknown."""
         kind, start_time = rank.open[0][1], rank.oldest_start()
         if kind is None or kind == _MOVES:

@@ -52,7 +52,7 @@ OpenRank = Callable[[RankOptions], "OpenedRank"]
 
 
 def serve(channel: Channel, open_rank: OpenRank) -> None:
-    """Carry out the controller's calls until it asks to close. Raises HostLost if the controller is lost, or sends
+    """Carry out the controller's calls until it call to close. Raises HostLost if the controller is lost, or sends
     what cannot be read.
 
     A call that raises is answered by its error, as is every later call but `Close`: other ranks may be in a collective
@@ -64,11 +64,11 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
         while not rank.closed:
             message = channel.receive()
             try:
-                number, asks = rank.decode_call(message)
+                number, call = rank.decode_call(message)
             except HostLost as error:
                 channel.send(ANSWER.encode(CallAnswer(0, error=error)))
                 raise
-            channel.send(ANSWER.encode(rank.handle(number, asks)))
+            channel.send(ANSWER.encode(rank.handle(number, call)))
     finally:
         rank.close()
 
@@ -88,10 +88,10 @@ class _CallHandler:
 
     def decode_call(self, message: bytes) -> tuple[int, AnyCall]:
         """Decode a call and its number. Raises HostLost."""
-        call = CALL.decode(message)
-        if isinstance(call.asks, Prepare | Dispatch | Forward) and call.asks.plan is not None:
+        numbered = CALL.decode(message)
+        if isinstance(numbered.call, Prepare | Dispatch | Forward) and numbered.call.plan is not None:
             self._digest.add_message(message)
-        return call.number, call.asks
+        return numbered.number, numbered.call
 
     def close(self) -> None:
         """Free the model and all memory. Safe to call again."""
@@ -100,17 +100,17 @@ class _CallHandler:
             self._made_runner.close()
             self._made_runner = None
 
-    def handle(self, number: int, asks: AnyCall) -> CallAnswer:
+    def handle(self, number: int, call: AnyCall) -> CallAnswer:
         """Carry out a call, and return its answer."""
-        if isinstance(asks, Close):
+        if isinstance(call, Close):
             self.close()
             return CallAnswer(number)
         if self._failure is not None:
             return CallAnswer(number, error=self._failure)
         try:
-            if isinstance(asks, Dispatch | Forward | Choose):
-                return CallAnswer(number, digest=self._start_step_part(asks))
-            value = self._carry_out(asks)
+            if isinstance(call, Dispatch | Forward | Choose):
+                return CallAnswer(number, digest=self._start_step_part(call))
+            value = self._carry_out(call)
             return answer_with(number, value, self._rank_state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
@@ -131,14 +131,14 @@ class _CallHandler:
             return None
         return RankState(runner.bytes, runner.blocks)
 
-    def _start_step_part(self, asks: Dispatch | Forward | Choose) -> bytes | None:
+    def _start_step_part(self, call: Dispatch | Forward | Choose) -> bytes | None:
         """Start a step, its forward pass or its choice of tokens. Return the digest if it is to be compared now."""
         runner = self._runner
-        if isinstance(asks, Choose):
-            _raise_if_refused(runner.choose(asks.mask))
+        if isinstance(call, Choose):
+            _raise_if_refused(runner.choose(call.mask))
             return None
-        plan = self._resolve_plan(asks.plan)
-        _raise_if_refused(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        plan = self._resolve_plan(call.plan)
+        _raise_if_refused(runner.dispatch(plan) if isinstance(call, Dispatch) else runner.forward(plan))
         return self._digest.add_step(plan, runner.blocks)
 
     def _resolve_plan(self, sent_plan: SentPlan | None) -> StepPlan:
@@ -149,9 +149,9 @@ class _CallHandler:
             raise HostLost("a step came whose plan was never prepared")
         return self._plan
 
-    def _carry_out(self, asks: AnyCall) -> Value:
+    def _carry_out(self, call: AnyCall) -> Value:
         """Carry out a call that neither starts a part of a step nor closes. Return the value of its answer."""
-        match asks:
+        match call:
             case Open(options):
                 self._opened_rank = self._open_rank(options)
                 self._compare_every = options.compare_every

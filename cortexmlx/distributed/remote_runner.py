@@ -145,7 +145,7 @@ class RemoteRunner:
     def begin(self, blocks: GroupCounts) -> Refusal | None:
         """As `Runner.begin`, on all ranks. If one rank is refused memory, no rank has an arena."""
         self._digest = PlanDigest(self._compare_every)
-        refusal = _first_refusal(self._ask_all(Begin(blocks)))
+        refusal = _worst_refusal(self._ask_all(Begin(blocks)))
         if refusal is not None:
             self.release()
         return refusal
@@ -160,7 +160,7 @@ class RemoteRunner:
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refusal | None:
         """Copy blocks in the arenas of all ranks."""
-        return _first_refusal(self._ask_all(Copy(tuple(copies))))
+        return _worst_refusal(self._ask_all(Copy(tuple(copies))))
 
     def release(self) -> None:
         """Free the arenas of all ranks."""
@@ -197,7 +197,7 @@ class RemoteRunner:
 
     def settle(self, ops: StateOps) -> Refusal | None:
         """Carry out state operations on all ranks, and drop everything of the last step."""
-        return _first_refusal(self._ask_all(Settle(ops)))
+        return _worst_refusal(self._ask_all(Settle(ops)))
 
     def forget(self) -> None:
         """Have all ranks drop everything in flight. An error in it is raised by the next answer that is read."""
@@ -231,9 +231,9 @@ class RemoteRunner:
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
-    def _ask_all(self, asks: AnyCall) -> list[Value]:
+    def _ask_all(self, call: AnyCall) -> list[Value]:
         """Send a call to all ranks, and return their answers."""
-        return self._await_answers(self._ranks.send(asks)[0], range(len(self._ranks.names)))
+        return self._await_answers(self._ranks.send(call)[0], range(len(self._ranks.names)))
 
     def _await_answers(self, number: int, ranks: Sequence[int]) -> list[Value]:
         """Wait for answers to a call, and add the time to `wait_seconds`."""
@@ -242,20 +242,20 @@ class RemoteRunner:
         self.wait_seconds += time.perf_counter() - start_time
         return answers
 
-    def _ask_to_resize(self, asks: Resize | Prepare) -> Refusal | None:
+    def _ask_to_resize(self, call: Resize | Prepare) -> Refusal | None:
         """Send all ranks a call that resizes their arenas. If some refuse, undo it on the others."""
         previous_blocks = [state.blocks for state in self.ranks]
-        number, message = self._ranks.send(asks)
-        if isinstance(asks, Prepare):
+        number, message = self._ranks.send(call)
+        if isinstance(call, Prepare):
             self._digest.add_message(message)
-        refusal = _first_refusal(self._await_answers(number, range(len(previous_blocks))))
+        refusal = _worst_refusal(self._await_answers(number, range(len(previous_blocks))))
         if refusal is None or not refusal.of_arena:
             return refusal
         undo = [
             None if state.blocks == blocks else Resize(blocks)
             for state, blocks in zip(self.ranks, previous_blocks, strict=True)
         ]
-        if _first_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
+        if _worst_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
             return Refusal(refusal.why, of_arena=False)
         return refusal
 
@@ -279,9 +279,9 @@ def _check_answer_types(answers: Sequence[Value], kind: type[T]) -> list[T]:
     return of_kind
 
 
-def _first_refusal(answers: Sequence[Value]) -> Refusal | None:
-    """Return one of the refusals, if possible one that may have left an arena half written; None if no rank refused.
-    An arena is as it was only if it is so on all ranks.
+def _worst_refusal(answers: Sequence[Value]) -> Refusal | None:
+    """Return one rank's refusal, preferably one that may have left an arena half written; None if no rank refused.
+    A refusal may say that the arena is unchanged only if it is so on all ranks.
     """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)
@@ -323,9 +323,9 @@ class _ExpectedDigest:
 
 
 class RankChannels:
-    """The channels to all ranks of a group. A thread listens to each, so the first answer, failure or loss is seen
-    first: another rank may wait for that one in a collective for ever. A rank whose heartbeats come, and which
-    answers nothing for far longer than usual, fails too (`HangDetector`).
+    """The channels to all ranks of a group. A thread listens to each, so that the failure of one rank is noticed
+    while others wait for it in a collective. A rank that sends heartbeats but answers nothing for far longer than usual
+    fails, too (`HangDetector`).
 
     The first failure of any rank ends the group: it is raised, and every later call raises HostLost. That also holds
     for an exception that lands while a call is being sent, since some ranks may have it and others not.
@@ -355,11 +355,11 @@ class RankChannels:
         """Whether the group has ended: by a failure, by an interrupted call, or by `close`."""
         return self._failure is not None or self._is_sending
 
-    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
-        """Send all ranks one call, or each its own call or none. Return number and last message. Raises HostLost."""
+    def send(self, call_or_calls: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
+        """Send all ranks one call, or each its own or none. Return its number and the last message. Raises HostLost."""
         self._raise_if_ended()
         self._number += 1
-        calls = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
+        calls = call_or_calls if isinstance(call_or_calls, Sequence) else [call_or_calls] * len(self.channels)
         messages: dict[int, bytes] = {}
         message = b""
         for call in calls:
@@ -377,12 +377,12 @@ class RankChannels:
         self._is_sending = False
         return self._number, message
 
-    def ask(self, asks: AnyCall | Sequence[AnyCall | None], is_opening: bool = False) -> list[Value]:
+    def ask(self, calls: AnyCall | Sequence[AnyCall | None], is_opening: bool = False) -> list[Value]:
         """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost. With `is_opening`,
         while a model is opened, it raises the first error of a rank, with the rank's name in front.
         """
-        number, _ = self.send(asks)
-        asked_ranks = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
+        number, _ = self.send(calls)
+        asked_ranks = [r for r in range(len(self.channels)) if not isinstance(calls, Sequence) or calls[r] is not None]
         return self.await_answers(number, asked_ranks, is_opening)
 
     def await_answers(self, number: int, ranks: Sequence[int], is_opening: bool = False) -> list[Value]:
@@ -464,7 +464,7 @@ class RankChannels:
                 rank, message, _ = self._message_queue.get(timeout=0.02)
                 if isinstance(message, Exception):
                     return self._channel_error(rank, message)
-            is_loss_known = any(channel.lost for channel in self.channels)
+            is_loss_known = any(channel.loss_reason for channel in self.channels)
             if time.monotonic() >= failure_time + (_TOLD_SECONDS if is_loss_known else _CAUSE_SECONDS):
                 return None
 

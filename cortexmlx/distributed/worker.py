@@ -121,7 +121,7 @@ def _run_worker(task: WorkerAssignment, rank: int, key: bytes) -> int:
         link.send(READY)
         serve(link, partial(open_rank, group=group))
     except HostLost:
-        if link.lost is None:
+        if link.loss_reason is None:
             raise
         return CONTROLLER_LOST
     return 0
@@ -169,26 +169,26 @@ def join_controller(
 
 
 def end_process_when_lost(link: WorkerLink, *, grace: float = 3.0) -> None:
-    """End this process `grace` seconds after `link` is lost, unless it has ended by itself; and when no Python thread
-    could run for so long that the controller has given it up. For a worker after `join_controller`: a rank that
-    waits in a collective cannot be interrupted, and must not outlive its controller.
+    """End this process `grace` seconds after `link` is lost, unless it has ended by itself. End it also when no Python
+    thread could run for so long that the controller counts it as lost. For a worker after `join_controller`: a rank
+    that waits in a collective cannot be interrupted, and must not outlive its controller.
 
     The process ends by a thread of faulthandler, which needs no lock of Python, and says where each thread was.
     """
     lost_event = threading.Event()
 
-    def end(error: HostLost) -> None:
+    def begin_grace(error: HostLost) -> None:
         log.info("this worker ends: %s", error)
         lost_event.set()
 
-    def keep_alive() -> None:
+    def postpone_end_while_connected() -> None:
         while not lost_event.is_set():
             _end_process_after(link.limits.silence_seconds + grace)
             lost_event.wait(link.limits.beat_seconds)
         _end_process_after(grace)
 
-    link.when_lost(end)
-    threading.Thread(target=keep_alive, name="end of a worker", daemon=True).start()
+    link.when_lost(begin_grace)
+    threading.Thread(target=postpone_end_while_connected, name="end of a worker", daemon=True).start()
 
 
 def _end_process_after(seconds: float) -> None:

@@ -171,9 +171,9 @@ class WorkerChannel:
         self._names = names
 
     @property
-    def lost(self) -> str | None:
+    def loss_reason(self) -> str | None:
         """Why the connection is lost; None if it is not."""
-        return self._link.lost
+        return self._link.loss_reason
 
     @property
     def processor_seconds(self) -> float | None:

@@ -24,8 +24,8 @@ __all__ = ["ModelPool", "ServedModel", "ServerSettings", "app"]
 def app(
     engine: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings | None = None, **options: Any
 ) -> Starlette:
-    """Return an ASGI application (Starlette) that serves one engine, several by name, or the models of a pool. They
-    stay the caller's to close. `options` are fields of ServerSettings. Raises InvalidRequest for an alias of no
+    """Return an ASGI application (Starlette) that serves one engine, several by name, or the models of a pool. The
+    caller closes these. `options` are fields of ServerSettings. Raises InvalidRequest for an alias that names no
     model, and CortexError if starlette is not installed.
     """
     try:

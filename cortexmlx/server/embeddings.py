@@ -184,11 +184,11 @@ class EmbeddingEndpoints:
 
 async def _list_reply(size: int, make_parts: Callable[[], tuple[Body, str, Iterable[Any]]]) -> Response:
     """Return a JSON reply with a list of items, each serialized by itself so that other threads can run in between.
-    `make_parts()` returns the body without the list, the name of the list's field, and the items. `size`: bytes, about.
+    `make_parts()` returns the body without the list, the name of the list's field, and the items. `size`: rough bytes.
     """
 
-    def text() -> bytes:
+    def serialize_reply() -> bytes:
         body, name, items = make_parts()
         return to_json_bytes(body)[:-1] + b',"%s":[' % name.encode() + b",".join(map(to_json_bytes, items)) + b"]}"
 
-    return Response(await run_by_size(size, text), media_type="application/json")
+    return Response(await run_by_size(size, serialize_reply), media_type="application/json")

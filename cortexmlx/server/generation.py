@@ -223,7 +223,7 @@ class GenerationEndpoints:
 
         exit_stack.callback(finish)
         timeout = self.settings.timeout
-        async with self._turns(request):
+        async with self._body_semaphore(request):
             await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
         if text_request.stream:
             stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
@@ -240,7 +240,7 @@ class GenerationEndpoints:
         self, request: Request, lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None
     ) -> list[int]:
         """Return the tokens of a prompt. A text that surely is too long for a request is refused first."""
-        async with self._turns(request):
+        async with self._body_semaphore(request):
             return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
     async def _parse_request(
@@ -251,14 +251,14 @@ class GenerationEndpoints:
         """
         sees = defaults.check_image is not None
         size = sys.maxsize if sees or defaults.earlier_responses else request.scope[SCOPE_BODY_BYTES]
-        async with self._turns(request, sees):
+        async with self._body_semaphore(request, sees):
             return await run_by_size(size, read)
 
-    def _turns(self, request: Request, with_images: bool = False) -> asyncio.Semaphore:
-        return self.request_limiter.turns(request.scope.get(SCOPE_CLIENT, ""), with_images)
+    def _body_semaphore(self, request: Request, with_images: bool = False) -> asyncio.Semaphore:
+        return self.request_limiter.body_semaphore(request.scope.get(SCOPE_CLIENT, ""), with_images)
 
     def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
-        """Return the defaults for a client's body, with its seal and stored responses; no `lease`: for no model."""
+        """Return the defaults for a client's body: the leased model's, if any, with the client's seal and responses."""
         client = request.scope.get(SCOPE_CLIENT)
         defaults = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
         known_vars = None if lease is None else lease.engine.info.known_vars
@@ -390,8 +390,8 @@ class HttpRequestAnswers:
 
     async def events(self, quiet: float) -> AsyncIterator[list[tuple[int, TokenEvent]]]:
         """Yield lists of the events that have come, each with its prompt's number, until all prompts are completed or
-        one fails: its error, which may be a SlowClient, is the last event. Yield an empty list whenever the reader has
-        sent nothing for `quiet` seconds. End after `close`.
+        one fails: its error, which may be a SlowClient, is the last event. Yield an empty list whenever the client
+        was sent nothing for `quiet` seconds. End after `close`.
         """
         self.last_sent_time = time.monotonic()
         while len(self.completions) < len(self._request.prompts):

@@ -96,7 +96,7 @@ async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int
         ) from None
     data = b"".join(chunks)
     encoding = request.headers.get("content-encoding", "").strip().lower() or "identity"
-    async with permit.turns:
+    async with permit.semaphore:
         if encoding != "identity":
             data = await run_on_thread(lambda: decompress(data, encoding, max_bytes))
             permit.set_body_size(len(data))
@@ -243,9 +243,9 @@ MAX_FULL_BODIES = 16
 
 class RequestLimiter:
     """Limits the open HTTP requests (`max_requests`) and the bytes of their bodies (`max_bytes`), fairly among clients.
-    Half of the requests are reserved for single clients, the same number for each; half go to whoever comes first. If
-    there are too few to reserve one for each, a client has half of them at most. Of the bytes, one client of several
-    has half at most, and small bodies are never refused.
+    Half of the requests are reserved, the same number for each client; the others go to whoever comes first. If there
+    are too few to reserve one for each client, a client has at most half of them. If there are several clients, each
+    has at most half of the bytes. Small bodies are never refused.
     """
 
     def __init__(self, max_requests: int, clients: int = 1, max_bytes: int = sys.maxsize) -> None:
@@ -259,7 +259,7 @@ class RequestLimiter:
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._slow: dict[RequestPermit, asyncio.Timeout] = {}
-        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, bool], asyncio.Semaphore]]()
+        self._semaphores = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, bool], asyncio.Semaphore]]()
 
     @property
     def open_count(self) -> int:
@@ -279,13 +279,13 @@ class RequestLimiter:
         self._open[client] += 1
         return RequestPermit(self, client)
 
-    def turns(self, client: str, with_images: bool = False) -> asyncio.Semaphore:
-        """Return the semaphore of a client's bodies: threads work on MAX_THREADS of them at once. The loop gets the
-        interpreter in its turn, so a hundred threads hold it up for seconds. Bodies `with_images` wait only for each
-        other, since an image may have to be fetched.
+    def body_semaphore(self, client: str, with_images: bool = False) -> asyncio.Semaphore:
+        """Return the semaphore that lets at most MAX_THREADS threads work on a client's bodies at once, since a hundred
+        threads would keep the interpreter's lock from the event loop for seconds. Bodies `with_images` have a semaphore
+        of their own, since fetching an image may take long.
         """
-        of_loop = self._turns.setdefault(asyncio.get_running_loop(), {})
-        return of_loop.setdefault((client, with_images), asyncio.Semaphore(MAX_THREADS))
+        semaphores = self._semaphores.setdefault(asyncio.get_running_loop(), {})
+        return semaphores.setdefault((client, with_images), asyncio.Semaphore(MAX_THREADS))
 
     def _has_room(self, client: str) -> bool:
         """Whether a client may open another request."""
@@ -325,7 +325,7 @@ class RequestPermit:
         self.client = client
         self.since = 0.0
         """When its body began to arrive, on the loop's clock."""
-        self.turns = limiter.turns(client)
+        self.semaphore = limiter.body_semaphore(client)
         self._limiter = limiter
         self._released = False
         self._size = 0
@@ -394,10 +394,9 @@ def with_error_replies(answer: RequestHandler) -> RequestHandler:
 
 def error_for_client(error: BaseException) -> CortexError | None:
     """Convert any exception into the error to tell the client; None if the exception ends this process or a
-    generator. A CancelledError is taken for the end of the server: who is cancelled since its client has gone tells
-    nobody. Bugs are logged, and so are panics of libraries,
-    which are no subclass of Exception. The result has no traceback, whose frames would keep the body of the
-    request.
+    generator. A CancelledError becomes an EngineClosed, as if the server were ending: if a client has disconnected,
+    nobody reads it. Bugs are logged, and so are panics of libraries, which are no subclass of Exception. The result has
+    no traceback, whose frames would keep the body of the request.
     """
     if isinstance(error, CortexError):
         return error.with_traceback(None)

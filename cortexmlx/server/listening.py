@@ -51,7 +51,7 @@ class HttpServer:
         """The address, for programs on this machine."""
         http_server = self
         given_limits = limits or ConnectionLimits()
-        actual_limits = replace(given_limits, connections=allowed_connections(given_limits.connections))
+        actual_limits = replace(given_limits, connections=raise_file_limit(given_limits.connections))
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
@@ -129,15 +129,15 @@ class HttpServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """A log filter: whether a record is worth a line. A request that was cut because the server ends is not, nor
-    what asyncio logs from the fifth write on to a client that has gone.
+    """Whether to log a record, as a log filter. Dropped are requests that were cut because the server ends, and what
+    asyncio logs from the fifth write on to a client that has disconnected.
     """
     if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
         return False
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-def allowed_connections(requested_count: int) -> int:
+def raise_file_limit(requested_count: int) -> int:
     """Raise the limit on open files; return how many of `requested_count` connections fit beside `RESERVED_FILES`."""
     import resource
 

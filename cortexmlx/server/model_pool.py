@@ -80,9 +80,9 @@ class ModelPool:
         tell: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory` is the budget: bytes, or a text like "40GB"; None: any number. Models in `keep` are never unloaded.
-        Others are unloaded after `idle` seconds without a request; None: only for room. `tell` gets a line for each
-        load, failed load and unload, on the pool's thread; None: the log does.
+        """`memory` is the budget: bytes, or a text like "40GB"; None: no limit. Models in `keep` are never unloaded.
+        Others are unloaded after `idle` seconds without a request; None: only to make room. `tell` gets a line for each
+        load, failed load and unload, on the pool's thread; None: they are logged.
 
         Raises InvalidRequest if two models have one name, or if a model can never be loaded.
         """
@@ -98,7 +98,7 @@ class ModelPool:
         if budget is not None:
             _check_budget(served_models, budget, keep)
         self.memory = budget
-        """The budget in bytes; None: any number."""
+        """The budget in bytes; None: no limit."""
         self._keep = frozenset(keep)
         self._residency = Residency({m.name: m.memory for m in served_models}, budget, keep, idle)
         self._retries = LoadBackoff()
@@ -206,7 +206,7 @@ class ModelPool:
             self._condition.notify()
 
     def close(self) -> None:
-        """Close all engines, also one being loaded, and wait. Running requests fail with EngineClosed. Repeatable."""
+        """Close all engines, also one being loaded, and wait. Running requests fail with EngineClosed. Idempotent."""
         with self._condition:
             self._is_closing = True
             for wait in list(self._waits.values()):

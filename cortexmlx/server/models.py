@@ -206,7 +206,7 @@ class ModelDirectory:
         raise RequestRefused(404, message, "model_not_found")
 
     def _resolve_adapter(self, name: str) -> ModelTarget | None:
-        """Return what adapter an unlisted name means (`alias:adapter`, or an adapter's name if unique); None: none."""
+        """Return the adapter that an unlisted name means (`alias:adapter`, or a unique adapter's name), or None."""
         for model, adapter in self._split_adapter_name(name):
             if adapter in self._provider.adapters(model):
                 return ModelTarget(model, adapter)
@@ -224,7 +224,7 @@ class ModelDirectory:
                 yield model, name[len(known_name) + 1 :]
 
     def _check_aliases(self) -> None:
-        """Raise InvalidRequest for an alias of no model, or one that hides another model."""
+        """Raise InvalidRequest for an alias that names no model, or that hides another model."""
         for name, model in self._settings.aliases.items():
             if model not in self._provider.names:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but there is no such model", field="aliases")

@@ -254,7 +254,7 @@ MIN_INTERVAL = 0.25
 
 class SharedResult(Generic[T]):
     """Caches the result of `make` for concurrent callers: one call at a time on a thread, at most one every `interval`
-    seconds. Who asks in between gets the result of the call before, also if that is an error.
+    seconds. A caller in between gets the newest result, or its error.
     """
 
     def __init__(self, make: Callable[[], T], interval: float = MIN_INTERVAL) -> None:

@@ -101,15 +101,15 @@ class OllamaEndpoints:
             if is_stream:
                 return EventStream(_end_with_error(lines), exit_stack.pop_all().close, media_type=LINES_TYPE)
 
-            async def read_last() -> Any:
+            async def read_last_line() -> Any:
                 return [json.loads(line) async for line in lines][-1]
 
-            return json_reply(await run_until_disconnect(request, read_last()))
+            return json_reply(await run_until_disconnect(request, read_last_line()))
 
     async def _pull_lines(self, name: str, fetch: Callable[[str, OnProgress], None] | None) -> AsyncIterator[bytes]:
         """Yield the lines about a download: how far it is, and its end. `fetch` is None if the model is served already.
-        A client that goes away does not end it, unless it has not begun: one download after the other. Raises what the
-        download raises.
+        One download runs at a time. If the client disconnects, a running download goes on; a waiting one is dropped.
+        Raises what the download raises.
         """
         status = {"status": "pulling manifest"}
         yield json_line(status)
@@ -135,7 +135,7 @@ class OllamaEndpoints:
 
 
 async def _end_with_error(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream. An error that they raise is the last one."""
+    """Yield the lines of a stream. If it raises an error, that becomes the last line."""
     try:
         async for line in lines:
             yield line

@@ -79,9 +79,9 @@ class Residency:
         kept_models: Collection[str] = (),
         idle: float | None = None,
     ) -> None:
-        """`memory` has the bytes of each model, `budget` those of all together (None: any number). Models in
-        `kept_models` are never unloaded. Others are unloaded after `idle` seconds without a request; None: only for
-        room.
+        """`memory` has the bytes of each model, `budget` those of all together (None: no limit). Models in
+        `kept_models` are never unloaded. Others are unloaded after `idle` seconds without a request; None: only to
+        make room.
         """
         self._models = {name: _ModelEntry(size) for name, size in memory.items()}
         self._budget = budget
@@ -229,7 +229,7 @@ class Residency:
         )
 
     def _missing_bytes(self, head: ModelTicket) -> int:
-        """Return how many bytes to free for `head`. Models being unloaded count as free: nothing begins meanwhile."""
+        """Return how many bytes to free to load `head`'s model. Models that are being unloaded count as freed."""
         if self._budget is None:
             return 0
         loaded_states = (ModelState.LOADING, ModelState.LOADED)

@@ -122,8 +122,8 @@ class ClientResponses:
         return next((item for item in named_items if item.get("id") == id), None)
 
     def store(self, request: Request, body: Body) -> None:
-        """Store a finished response if its request asks for that, and remove old ones beyond the limits. Its input's
-        items get new ids: clients repeat ids, and ask for the next page of a list by the last id.
+        """Store a finished response if its request asks for that, and remove old ones beyond the limits. The items
+        of its input get new ids, since clients repeat ids, and a list is paged by its last item's id.
         """
         details = response_details(request)
         if not details.store or self._max_count < 1:

@@ -287,7 +287,7 @@ class RememberedTurn:
         )
 
     def _find_rendered_answer(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return the answer as `text` has it; None if that is as the model wrote it, absent, or without a clear end."""
+        """Return the answer as the template wrote it in `text`; None if it is unchanged, absent or has no clear end."""
         end_text, answer = self.answer.end, self.answer
         answer_start = len(self.transcript.text)
         if text.startswith(answer.text, answer_start) or not end_text or len(messages) <= self.message_count:
@@ -345,9 +345,9 @@ class _ClientTranscripts:
         return turn
 
     def find_closest(self, text: str) -> list[RememberedTurn]:
-        """Return the transcripts that share the longest prefix with a text, in the order of their last use. Of those
-        that end with the prefix, and of longer ones, there are at most `MAX_COMPARED` each. The text's neighbours among
-        the sorted texts have the most in common with it, so nothing else is looked at.
+        """Return the transcripts that share the longest prefix with a text, in the order of their last use. At most
+        `MAX_COMPARED` of them end with the prefix, and at most as many go on after it. The longest prefix is that of a
+        neighbour of the text in sorted order, so no other texts are compared.
         """
         texts, index = self._texts, bisect_left(self._texts, (text,))
         common = max(
@@ -368,13 +368,13 @@ class TranscriptTable:
     """The transcripts of all clients of one model, within a memory limit. Any thread may use it.
 
     `max_bytes` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least
-    recently. What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
+    recently. Those in `storage` are read at the first use; later ones are saved there, and dropped ones are deleted.
     """
 
-    def __init__(self, max_bytes: int, shelf: SavedTranscripts | None = None) -> None:
+    def __init__(self, max_bytes: int, storage: SavedTranscripts | None = None) -> None:
         self._max_bytes = max_bytes
-        self._shelf = shelf
-        self._unread = shelf is not None
+        self._storage = storage
+        self._unread = storage is not None
         self._lock = threading.RLock()
         self._clients: dict[str, _ClientTranscripts] = {}
         self._sizes: dict[str, int] = {}
@@ -420,17 +420,17 @@ class TranscriptTable:
         """Add a client's transcript, in the place of `replaced_turn` if the transcript continues that one."""
         with self._lock:
             self._load_saved()
-            if self._shelf is not None:
-                self._shelf.put(client, turn)
+            if self._storage is not None:
+                self._storage.put(client, turn)
             if replaced_turn is not None:
                 self._remove(client, replaced_turn.id)
             self._add_in_memory(client, turn)
 
     def _load_saved(self) -> None:
         """Load the saved transcripts, at the first use."""
-        if self._unread and self._shelf is not None:
+        if self._unread and self._storage is not None:
             self._unread = False
-            for client, turn in self._shelf.read(self._max_bytes):
+            for client, turn in self._storage.read(self._max_bytes):
                 self._add_in_memory(client, turn)
 
     def _add_in_memory(self, client: str, turn: RememberedTurn) -> None:
@@ -461,8 +461,8 @@ class TranscriptTable:
         if not transcripts.by_use:
             del self._clients[client], self._sizes[client]
             self._calls.pop(client, None)
-        if self._shelf is not None:
-            self._shelf.remove(removed_turn)
+        if self._storage is not None:
+            self._storage.remove(removed_turn)
 
 
 # The tables of all models: tokens of one mean nothing to another.
@@ -472,7 +472,7 @@ log = logging.getLogger("cortexmlx")
 
 
 class TranscriptTables:
-    """Each model's table of earlier turns' tokens, of at most `max_bytes` (0: off). A `folder` keeps them on disk."""
+    """The transcript tables of all models, each of at most `max_bytes` (0: no tables). `folder` keeps them on disk."""
 
     def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
         self._max_bytes = max_bytes

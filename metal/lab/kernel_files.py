@@ -33,7 +33,7 @@ def kernel_texts(variant: CheckedKernel) -> tuple[KernelText, ...]:
     """Return a variant's kernels as MLX generates them for the launches of its check, which has the engine's inputs."""
     made: dict[str, KernelText] = {}
 
-    def recording(**options: Any) -> Any:
+    def record_texts(**options: Any) -> Any:
         """A replacement of `mx.fast.metal_kernel` that keeps the text of a call and computes nothing."""
         kernel = metal_kernel(**options)
 
@@ -44,7 +44,7 @@ def kernel_texts(variant: CheckedKernel) -> tuple[KernelText, ...]:
 
         return call
 
-    list(check_kernels(recording, [variant]))
+    list(check_kernels(record_texts, [variant]))
     return tuple(made.values())
 
 
@@ -55,17 +55,17 @@ def preamble() -> str:
     done: list[str] = []
     parts: list[str] = []
 
-    def add(name: str) -> None:
+    def add_header(name: str) -> None:
         if name in done:
             return
         done.append(name)
         text = (mlx_headers() / name).read_text()
         for included in INCLUDE.findall(text):
-            add(included)
+            add_header(included)
         alone = _ONCE.sub("", INCLUDE.sub("", text))  # empty lines replace them, so line numbers stay
         parts.append(f'#line 1 "{name}"\n{alone.rstrip()}\n')
 
-    add(UTILS)
+    add_header(UTILS)
     return "".join(parts)
 
 

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.attention.probe import NotPaged, build_lazy_logits, probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import group_layers
-from cortexmlx.metal.lab.judge.mlx_lm_kernels import simulated
+from cortexmlx.metal.lab.judge.mlx_lm_kernels import load_simulated
 from cortexmlx.metal.lab.sim.kernel import MetalKernel
 from support.engine.core_driver import Driver
 from support.engine.logits import answers_with_logits, mlx_lms_logits
@@ -190,7 +190,7 @@ def simulate_all(patch: pytest.MonkeyPatch) -> None:
     """Give mlx-lm's modules the simulator's kernels for their own."""
     kernels = [f"mlx_lm.kernels.{found.name}" for found in pkgutil.iter_modules(mlx_lm.kernels.__path__)]
     for name in ("mlx_lm.models.bitlinear_layers", *kernels):
-        for attribute, value in vars(simulated(name)).items():
+        for attribute, value in vars(load_simulated(name)).items():
             if isinstance(value, MetalKernel):
                 patch.setattr(importlib.import_module(name), attribute, value)
 

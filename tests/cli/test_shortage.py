@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, budget: int, *models: Path) -> None
 
 
 def needed(path: Path, tokens: int) -> int:
-    return ModelPlanner("m", EngineConfig(str(path))).needed(tokens)
+    return ModelPlanner("m", EngineConfig(str(path))).needed_bytes(tokens)
 
 
 def test_it_says_by_how_much_and_what_fits(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

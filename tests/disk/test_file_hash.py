@@ -142,6 +142,6 @@ def test_times_that_tell_nothing_are_not_believed(
     stamp = stamp_of(path)
     whole = time.time_ns() // 10**9 * 10**9 - 10**10
     told = replace(stamp, changed_ns=whole if age == 0 else stamp.changed_ns - int(age * 1e9))
-    monkeypatch.setattr(file_hash, "_stamp", lambda path, descriptor: told)
+    monkeypatch.setattr(file_hash, "_stamp_of_open_file", lambda path, descriptor: told)
     assert FileHash([path], lambda: kept).digest() is None
     assert not (tmp_path / HASHES).exists()

@@ -32,12 +32,12 @@ def with_files(folder: Path, *, adapter: Path | None = None) -> str:
     weights.check_arrays(loaded.model)
     value = weights.value()
     assert value is not None
-    return names.fingerprint(names.describe_model(loaded), value)
+    return names.fingerprint(names.hash_all_but_weights(loaded), value)
 
 
 def fingerprint(loaded: LoadedModel, *others: object) -> str:
     """The fingerprint of a model whose files say nothing."""
-    return names.fingerprint(names.describe_model(loaded, *others), hash_model_arrays(loaded.model))
+    return names.fingerprint(names.hash_all_but_weights(loaded, *others), hash_model_arrays(loaded.model))
 
 
 def rewritten(folder: Path, target: Path, change: Any, file: str = "model.safetensors") -> Path:
@@ -205,11 +205,11 @@ def test_layers_whose_settings_an_app_changes_differ(loaded: LoadedModel) -> Non
 
 SAYS = """
 import sys
-from cortexmlx.disk.setup import describe_model, fingerprint
+from cortexmlx.disk.setup import hash_all_but_weights, fingerprint
 from cortexmlx.models import load_model
 from cortexmlx.models.weights_hash import hash_model_arrays
 loaded = load_model(sys.argv[1])
-print(fingerprint(describe_model(loaded), hash_model_arrays(loaded.model)))
+print(fingerprint(hash_all_but_weights(loaded), hash_model_arrays(loaded.model)))
 """
 
 

@@ -164,7 +164,7 @@ def test_a_call_comes_back(kind: type, data: st.DataObject) -> None:
 @settings(max_examples=examples(40, few=12))
 @given(values(StepPlan))
 def test_a_plan_comes_back_with_what_the_sampler_reads(plan: StepPlan) -> None:
-    call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(plan))))).asks
+    call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(plan))))).call
     assert isinstance(call, Dispatch) and call.plan is not None
     rows = None if plan.sampling is None else tuple(map(row_as_read, plan.sampling))
     assert same(from_sent_plan(call.plan), replace(plan, sampling=rows))
@@ -313,7 +313,7 @@ def test_an_array_is_a_copy_that_may_be_changed() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     mask = CALL.decode(
         CALL.encode(NumberedCall(1, Choose(TokenMask(array[:, ::2], np.zeros((3, 1), np.uint32)))))
-    ).asks.mask  # type: ignore[union-attr]
+    ).call.mask  # type: ignore[union-attr]
     mask.rows[:] += 1
     assert mask.rows.tolist() == (array[:, ::2] + 1).tolist()
 
@@ -326,7 +326,7 @@ VOCABULARY, LIKELY = 301, 11
 def sent(row: SamplingRow) -> SamplingRow:
     """A row on the other side."""
     call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(replace(PLAN, sampling=(row,)))))))
-    (back,) = from_sent_plan(call.asks.plan).sampling or ()  # type: ignore[union-attr, arg-type]
+    (back,) = from_sent_plan(call.call.plan).sampling or ()  # type: ignore[union-attr, arg-type]
     return back
 
 
@@ -361,7 +361,7 @@ def test_parameters_out_of_range_are_refused() -> None:
     message = CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(replace(PLAN, sampling=(row,))))))
     call = CALL.decode(message.replace(np.float64(1.0).tobytes()[::-1], np.float64(np.inf).tobytes()[::-1]))
     with pytest.raises(HostLost, match="temperature"):
-        from_sent_plan(call.asks.plan)  # type: ignore[union-attr, arg-type]
+        from_sent_plan(call.call.plan)  # type: ignore[union-attr, arg-type]
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_answers_are_by_rank_whoever_answers_first() -> None:
 def test_each_rank_can_get_its_own_call_or_none() -> None:
     group = Group(3)
     number, _ = group.ranks.send([CanResize((1,)), None, CanResize((2,))])
-    assert [CALL.decode(group.ends[rank].receive()).asks for rank in (0, 2)] == [CanResize((1,)), CanResize((2,))]
+    assert [CALL.decode(group.ends[rank].receive()).call for rank in (0, 2)] == [CanResize((1,)), CanResize((2,))]
     for rank in (0, 2):
         group.ends[rank].send(ANSWER.encode(answer_with(number, True)))
     assert group.ranks.await_answers(number, [0, 2]) == [True, True]

@@ -122,7 +122,7 @@ def test_masks_drafts_and_log_probabilities_cross(tiny: Tiny) -> None:
     with engines_on_ranks(2, tiny("llama"), compare_every=1) as made:
         assert answers() == expected
     [ranks] = made
-    sent = [[CALL.decode(message).asks for message in channel.sent] for channel in ranks.channels]
+    sent = [[CALL.decode(message).call for message in channel.sent] for channel in ranks.channels]
     assert any(isinstance(call, Forward) for call in sent[0])
     masks = [[call.mask is not None for call in calls if hasattr(call, "mask")] for calls in sent]
     assert any(masks[0]) and not any(masks[1]) and len(masks[0]) == len(masks[1])
@@ -185,7 +185,7 @@ def test_command_buffers_are_asked_once_for_each_size_of_the_arena(
         first = driver.core.stats().command_buffers
         assert first is not None and first == driver.core.stats().command_buffers
         assert runner.resize((20,)) is None and driver.core.stats().command_buffers is not None
-        asked = [CALL.decode(message).asks for message in made[0].channels[0].sent]
+        asked = [CALL.decode(message).call for message in made[0].channels[0].sent]
         assert asked.count(TellCommandBuffers()) == 2
         driver.core.release()
 
@@ -404,8 +404,8 @@ def _altered(ranks: Ranks, rank: int, alter: Callable[[Any], Any]) -> None:
 
     def arrive(message: bytes) -> None:
         call = CALL.decode(message)
-        asks = alter(call.asks)
-        own(message if asks is call.asks else CALL.encode(NumberedCall(call.number, asks)))
+        asks = alter(call.call)
+        own(message if asks is call.call else CALL.encode(NumberedCall(call.number, asks)))
 
     end.arrive = arrive  # type: ignore[method-assign]
 

@@ -103,7 +103,7 @@ FAULTS = (
         "_external_cause",
     ),
     Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
-    Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
+    Fault("every lost host is the controller", WORKER, "if link.loss_reason is None:", "if False:"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),
     Fault("each worker takes all cores", LAUNCHER, "str(max(1, cores // local_ranks))", "str(cores)"),
     Fault("ports that are taken", LAUNCHER, "continue\n            return first", "pass\n            return first"),

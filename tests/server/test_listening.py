@@ -24,8 +24,8 @@ from cortexmlx.server.listening import (
     ConnectionLimits,
     HttpServer,
     LimitedConnection,
-    allowed_connections,
     open_listener,
+    raise_file_limit,
 )
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
@@ -407,14 +407,14 @@ def test_connections_are_as_many_as_files_may_be_open(monkeypatch: pytest.Monkey
     asked: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
-    assert allowed_connections(1000) == 300 - 128 and asked == [(300, 300)]
-    assert allowed_connections(100) == 100
+    assert raise_file_limit(1000) == 300 - 128 and asked == [(300, 300)]
+    assert raise_file_limit(100) == 100
 
     def refuse(which: int, limits: Any) -> None:
         raise ValueError
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert allowed_connections(1000) == 256 - 128
+    assert raise_file_limit(1000) == 256 - 128
 
 
 def test_ordinary_requests_on_one_connection_are_not_disturbed(start: Start) -> None:

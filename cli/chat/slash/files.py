@@ -103,7 +103,7 @@ def attach_file(chat: ChatSession, argument: str, console: Console) -> Question 
     """/file PATH: send the file with the next message, or immediately if a question follows the path."""
     path, question = _split_path(argument)
     if not path:
-        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {_waiting_names(chat)}")
+        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {_attached_names(chat)}")
     return _attach_or_ask(chat, read_attachment(path, chat.why_no_images), question, console)
 
 
@@ -114,7 +114,7 @@ def attach_image(chat: ChatSession, argument: str, console: Console) -> Question
     if chat.why_no_images:
         raise InvalidRequest(f"no image can be shown: {chat.why_no_images}")
     if not path:
-        raise InvalidRequest(f"/image needs a path; files that wait for the next message: {_waiting_names(chat)}")
+        raise InvalidRequest(f"/image needs a path; files that wait for the next message: {_attached_names(chat)}")
     return _attach_or_ask(chat, read_image(path), question, console)
 
 
@@ -137,13 +137,13 @@ def _attach_or_ask(chat: ChatSession, file: Attachment, question: str, console: 
     return add_files(Question(question, typed_text=typed_text, attached_files=waiting_files), [*waiting_files, file])
 
 
-def _waiting_names(chat: ChatSession) -> str:
+def _attached_names(chat: ChatSession) -> str:
     return ", ".join(str(each.path) for each in chat.attached_files) or "none"
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """Split into a path and a question. The path is quoted, or the whole argument if that exists, or the first word,
-    with a backslash before blanks that are a part of it, as terminals write the path of a file that is dropped.
+    """Split an argument into a path and a question. The path is in quotes, or the whole argument if it names a file, or
+    the first word. Blanks in a path may have a backslash before them, as terminals write the path of a dropped file.
     """
     text = argument.strip()
     if text[:1] in ('"', "'") and text.find(text[0], 1) > 0:

@@ -29,9 +29,9 @@ _GAP = 3
 class SideBySideDisplay:
     """Shows several answers to one question in columns: their last rows while they grow, whole answers at the end."""
 
-    def __init__(self, console: Console, count: int, away: SuspensionGuard = nullcontext) -> None:
+    def __init__(self, console: Console, count: int, suspension_guard: SuspensionGuard = nullcontext) -> None:
         self._console = console
-        self._away = away
+        self._guard = suspension_guard
         self._texts = [""] * count
         self._token_count = 0
 
@@ -41,7 +41,7 @@ class SideBySideDisplay:
             for _ in reply:
                 pass
         else:
-            with LiveDrawing(self._console, lambda: ((), self._live_rows()), self._live_rows, self._away) as drawing:
+            with LiveDrawing(self._console, lambda: ((), self._live_rows()), self._live_rows, self._guard) as drawing:
                 for event in reply:
                     with drawing.lock:
                         self._texts[event.index] += event.text

@@ -20,20 +20,20 @@ LONGEST_SECONDS = 0.1
 def patient_select(
     reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but wait at most `LONGEST_SECONDS`, and not for `writes`: return those ready at the end."""
+    """As `select.select`, but wait at most `LONGEST_SECONDS`, and only for `reads` and `errors`."""
     readable, _, failed = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
     return readable, select.select([], writes, [], 0)[1], failed
 
 
 def log_rank_exits(log: Callable[..., None]) -> Callable[..., None]:
     """Wrap the launcher's `log` so that it reports every rank that exits, even with code 0 and without `--verbose`.
-    `mlx.launch` does not end for that, so nobody would know that a worker which is awaited has ended.
+    `mlx.launch` goes on after such an exit, so nobody would know that a worker which is awaited has ended.
     """
 
-    def tell(verbose: bool, *values: object, **options: Any) -> None:
+    def log_with_exits(verbose: bool, *values: object, **options: Any) -> None:
         log(verbose or str(values[0]).startswith("Node with rank"), *values, **options)
 
-    return tell
+    return log_with_exits
 
 
 def main() -> int | None:

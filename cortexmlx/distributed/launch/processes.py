@@ -110,8 +110,8 @@ class WorkerProcesses:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that the workers wrote, or the launcher's own if there are no others. Those of MLX's ring are
-        among them only if the workers wrote nothing else.
+        """The last lines that the workers wrote, or the launcher's own if there are no others. Lines of MLX's ring are
+        left out unless the workers wrote nothing else.
         """
         lines = list(self._lines)
         worker_lines, inside = [], False

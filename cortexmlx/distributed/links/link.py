@@ -114,7 +114,7 @@ class WorkerLink:
         self._mark_lost(str(error), host=error.host)
 
     @property
-    def lost(self) -> str | None:
+    def loss_reason(self) -> str | None:
         """Why the link is lost or closed; None while it works."""
         return self._loss_reason
 
@@ -323,7 +323,7 @@ def beat_until_lost(
     on_heartbeat: Callable[[float], None] = lambda processor_seconds: None,
 ) -> HeartbeatLoss:
     """Send a heartbeat each `beat_seconds`, until none came for `silence_seconds` or the connection ended. Return
-    which. Call `on_heartbeat` with what the other side's heartbeats tell.
+    which of both. Call `on_heartbeat` with the processor seconds in each heartbeat that comes.
     """
     pulse.setblocking(False)
     unsent, rest = b"", b""

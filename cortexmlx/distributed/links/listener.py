@@ -158,8 +158,8 @@ class Listener:
             if check is not None:
                 check()
             for link in self._links.values():
-                if link.lost is not None:
-                    raise HostLost(f"{link.lost}, before all workers had joined", host=link.name)
+                if link.loss_reason is not None:
+                    raise HostLost(f"{link.loss_reason}, before all workers had joined", host=link.name)
             now = time.monotonic()
             if now >= deadline:
                 raise self._missing_error()

@@ -16,13 +16,13 @@ from cortexmlx.metal.lab.judge.launches import (
     NAMES,
     Array,
     AttentionProblem,
-    contiguous,
+    contiguous_arguments,
     draw,
     f32,
     i32,
     i64,
     launch,
-    rounded,
+    round_to,
 )
 from cortexmlx.metal.lab.sim.host import ResultArray
 from cortexmlx.metal.lab.sim.report import Fault
@@ -30,7 +30,7 @@ from cortexmlx.metal.lab.sim.report import Fault
 MASKS = ("none", "causal", "bool", "additive", "sinks")
 
 
-class _Inputs:
+class _AttentionInputs:
     """Random q, k, v with one kind of mask: bits for the kernel, float64 for the reference."""
 
     def __init__(
@@ -39,7 +39,7 @@ class _Inputs:
         rng = np.random.default_rng(head_dim * 7 + length)
 
         def draw(*shape: int) -> tuple[Array, npt.NDArray[np.float64]]:
-            return rounded(rng.standard_normal(shape), dtype)
+            return round_to(rng.standard_normal(shape), dtype)
 
         self.q, q = draw(1, heads, length, head_dim)
         self.k, k = draw(1, kv_heads, total, head_dim)
@@ -62,13 +62,13 @@ class _Inputs:
 
     @property
     def masks(self) -> list[Array]:
-        """Both kinds of mask, their strides by column, row and head, and the sinks."""
+        """The kernel's mask arguments: both kinds of mask, strides by column, row and head, and the sinks."""
         return [self.allowed, self.additive, i32(1), i32(self.allowed.shape[1]), i32(0), self.sinks]
 
 
-def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+def _run_sdpa_vector(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
     heads, kv_heads, length, total = 4, 2, 2, 77
-    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    x = _AttentionInputs(head_dim, dtype, kind, heads, kv_heads, length, total)
     (y,) = launch(
         "sdpa_vector.h",
         "sdpa_vector",
@@ -79,7 +79,7 @@ def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             2: x.v,
             3: ResultArray(x.q.shape, dtype),
             4: i32(heads // kv_heads),
-            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=5)),
+            **dict(enumerate(contiguous_arguments(x.k, head_dim**-0.5), start=5)),
             **dict(enumerate(x.masks, start=11)),
             17: i32(heads),
         },
@@ -90,9 +90,9 @@ def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
     return y, x.problem.solve()
 
 
-def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+def _run_sdpa_vector_2pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
     heads, kv_heads, length, total, blocks = 4, 2, 2, 133, 32
-    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    x = _AttentionInputs(head_dim, dtype, kind, heads, kv_heads, length, total)
     rows, template = heads * length, f"{NAMES[dtype]}, {head_dim}"
     values, sums, largest = launch(
         "sdpa_vector.h",
@@ -105,7 +105,7 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             3: ResultArray((rows, blocks, head_dim), dtype),
             4: ResultArray((rows, blocks), F32),
             5: ResultArray((rows, blocks), F32),
-            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=7)),
+            **dict(enumerate(contiguous_arguments(x.k, head_dim**-0.5), start=7)),
             **dict(enumerate(x.masks, start=13)),
         },
         groups=(kv_heads, 1, blocks),
@@ -117,7 +117,7 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
         "sdpa_vector_2pass_2",
         template,
         {
-            0: rounded(values, dtype)[0],
+            0: round_to(values, dtype)[0],
             1: sums.astype(np.float32),
             2: largest.astype(np.float32),
             3: ResultArray(x.q.shape, dtype),
@@ -130,8 +130,8 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
 
 
 def sdpa_cases() -> Iterator[KernelCase]:
-    """Head dims 64, 96, 128 and 256; float, half and bfloat; every mask."""
-    for title, run in (("sdpa_vector", _one_pass), ("sdpa_vector_2pass", _two_pass)):
+    """Yield the cases of `sdpa_vector`: head dims 64, 96, 128 and 256; float, half and bfloat; every mask."""
+    for title, run in (("sdpa_vector", _run_sdpa_vector), ("sdpa_vector_2pass", _run_sdpa_vector_2pass)):
         for head_dim in (64, 96, 128, 256):
             for dtype, name in NAMES.items():
                 for kind in MASKS:
@@ -142,7 +142,7 @@ def sdpa_cases() -> Iterator[KernelCase]:
 # Eight query heads per KV head, and the helpers of the blocked path.
 
 
-def _grouped(
+def _run_grouped(
     dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
 ) -> tuple[Floats, Floats]:
     """Run `sdpa_vector_2pass_1_gqa`. NumPy combines its partial results, as `sdpa_vector_2pass_2` would."""
@@ -163,7 +163,7 @@ def _grouped(
             3: ResultArray((rows, blocks, head_dim), dtype),
             4: ResultArray((rows, blocks), F32),
             5: ResultArray((rows, blocks), F32),
-            **dict(enumerate(contiguous(k_bits, head_dim**-0.5), start=7)),
+            **dict(enumerate(contiguous_arguments(k_bits, head_dim**-0.5), start=7)),
         },
         groups=(kv_heads, batch, blocks),
         threadgroup=(32, group, 1),
@@ -174,7 +174,7 @@ def _grouped(
     return y.reshape(q.shape), AttentionProblem(q, k, v, head_dim**-0.5).solve()
 
 
-def _scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     batch, heads, length, head_dim, rows, offset, scale = 2, 3, 9, 40, 4, 3, 0.5
     bits, q = draw(4, (batch, heads, length, head_dim), dtype)
     (y,) = launch(
@@ -197,7 +197,7 @@ def _scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return y, q[:, :, offset : offset + rows] * scale
 
 
-def _causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     tile, columns, heads = 8, 21, 3
     bits, scores = draw(5, (heads * tile, columns), dtype)
     (y,) = launch(
@@ -214,7 +214,7 @@ def _causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
 
 
 def grouped_cases() -> Iterator[KernelCase]:
-    """Yield both head dims that MLX serves, with token counts that leave chunks short and empty."""
+    """Yield the cases of eight query heads per KV head, some with short and empty chunks, and the helpers."""
     for dtype, name in NAMES.items():
         tolerance = TOLERANCE[dtype]
         for head_dim, total, blocks, per_simdgroup in (
@@ -223,10 +223,10 @@ def grouped_cases() -> Iterator[KernelCase]:
             (64, 40, 32, 8),
             (128, 300, 4, 4),
         ):
-            run = partial(_grouped, dtype, head_dim, total, blocks, per_simdgroup)
+            run = partial(_run_grouped, dtype, head_dim, total, blocks, per_simdgroup)
             yield KernelCase("MLX", f"sdpa_vector_2pass_1_gqa {name} {head_dim} {total} in {blocks}", run, tolerance)
-        yield KernelCase("MLX", f"sdpa_blocked_scale_copy {name}", partial(_scale_copy, dtype), 0.0)
-        yield KernelCase("MLX", f"sdpa_blocked_causal_mask {name}", partial(_causal_mask, dtype), 0.0)
+        yield KernelCase("MLX", f"sdpa_blocked_scale_copy {name}", partial(_run_scale_copy, dtype), 0.0)
+        yield KernelCase("MLX", f"sdpa_blocked_causal_mask {name}", partial(_run_causal_mask, dtype), 0.0)
 
 
 # Tiled attention: simdgroup matrices, threadgroup tiles, masks by function constants.
@@ -261,10 +261,10 @@ _FLOATS_IN_HALVES = Defect(
 )
 
 
-def _steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
+def _run_steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
     """Run `steel_attention`: the queries are the last tokens of the keys."""
     heads, kv_heads, d = 4, 2, t.head_dim
-    x = _Inputs(d, dtype, kind, heads, kv_heads, length, total)
+    x = _AttentionInputs(d, dtype, kind, heads, kv_heads, length, total)
     params, mask_params = np.zeros(1, dtype=_STEEL_PARAMS), np.zeros(1, dtype=_STEEL_MASK_PARAMS)
     values: dict[str, float | list[int]] = {
         "B": 1,
@@ -307,7 +307,7 @@ def _steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tu
 
 
 def steel_cases() -> Iterator[KernelCase]:
-    """Aligned and ragged sizes, every mask, and one and two simdgroups along the head dimension."""
+    """Yield the cases of `steel_attention`: aligned and ragged sizes, every mask, one and two columns of simdgroups."""
     tilings = (Tiling(64, 32, 32, 4, 1), Tiling(80, 32, 32, 4, 1), Tiling(128, 32, 16, 4, 1), Tiling(128, 32, 32, 4, 2))
     for t in tilings:
         for dtype, name in NAMES.items():
@@ -324,5 +324,5 @@ def steel_cases() -> Iterator[KernelCase]:
                 simdgroups = f"{t.rows_of_simdgroups}x{t.columns_of_simdgroups}"
                 title = f"steel_attention {name} {t.head_dim} ({simdgroups}) {length}x{total} mask {kind}"
                 defect = _FLOATS_IN_HALVES if t.columns_of_simdgroups > 1 and dtype.size == 2 else None
-                run = partial(_steel, t, dtype, kind, length, total)
+                run = partial(_run_steel, t, dtype, kind, length, total)
                 yield KernelCase("MLX", title, run, TOLERANCE[dtype], defect)

@@ -24,7 +24,7 @@ F32 = mx.float32
 Wide = npt.NDArray[np.float64]
 
 
-def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
+def round_to(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
     """Return the values rounded to `dtype`, as host bits (bfloat16: uint16) and as float64."""
     array = mx.array(values.astype(np.float32)).astype(dtype)
     bits = np.array(array.view(mx.uint16)) if dtype == mx.bfloat16 else np.array(array)
@@ -75,7 +75,7 @@ class AttentionProblem:
 
 def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
     """Return normally distributed numbers, rounded to a type: as the kernel gets them, and as float64."""
-    return rounded(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
+    return round_to(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
 
 
 def i32(*values: int) -> Array:
@@ -93,7 +93,7 @@ def f32(*values: float) -> Array:
     return np.array(values, dtype=np.float32)
 
 
-def contiguous(keys: Array, scale: float) -> list[Array]:
+def contiguous_arguments(keys: Array, scale: float) -> list[Array]:
     """Return the arguments of MLX's vector attention for contiguous keys and values `[..., tokens, head_dim]`, in
     order: the number of tokens, the strides by head and by token of keys and of values, and the scale.
     """

@@ -32,7 +32,7 @@ def pretend_metal() -> Iterator[None]:
 
 
 @cache
-def simulated(name: str) -> ModuleType:
+def load_simulated(name: str) -> ModuleType:
     """Return a fresh copy of an mlx-lm module with simulated kernels. The copy that others imported does not change."""
     real = importlib.import_module(name)
     parent, _, child = name.rpartition(".")
@@ -46,7 +46,7 @@ def simulated(name: str) -> ModuleType:
             setattr(sys.modules[parent], child, there)
 
 
-def _draw(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.array]:
+def _make_drawer(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.array]:
     keys = mx.random.split(mx.random.key(seed), 32)
     count = iter(range(32))
 
@@ -56,7 +56,7 @@ def _draw(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.array]:
     return draw
 
 
-def _joined(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
+def _join_outputs(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
     """Join several outputs into one, each divided by its largest expected value."""
     got, wanted = [], []
     for simulated_array, expected in pairs:
@@ -68,10 +68,10 @@ def _joined(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
     return np.concatenate(got), np.concatenate(wanted)
 
 
-def _gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.gated_delta")
+def _run_gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
+    module = load_simulated("mlx_lm.models.gated_delta")
     batch, length, hk, hv, dk, dv = 2, 3, 2, 4, 128 if variant in ("packed", "xtree") else 64, 16
-    draw = _draw(1, dtype)
+    draw = _make_drawer(1, dtype)
     q, k, v = (
         draw(batch, length, hk, dk, scale=0.1),
         draw(batch, length, hk, dk, scale=0.1),
@@ -80,7 +80,7 @@ def _gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
     gate_shape = (batch, length, hv, dk) if variant.startswith("vector") else (batch, length, hv)
     gate = mx.sigmoid(draw(*gate_shape)).astype(mx.float32)
     beta = mx.sigmoid(draw(batch, length, hv))
-    state = _draw(2)(batch, hv, dv, dk)
+    state = _make_drawer(2)(batch, hv, dv, dk)
     mask = mx.array([[True, True, False], [True, True, True]]) if variant.endswith("masked") else None
     run = module.gated_delta_kernel_xtree if variant == "xtree" else module.gated_delta_kernel
     y, after = run(q, k, v, gate, beta, state, mask)
@@ -88,46 +88,46 @@ def _gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
     expected_y, expected_after = module.gated_delta_ops(*wide, state, mask)
     if mask is not None:
         expected_y = mx.where(mask[..., None, None], expected_y, 0)
-    return _joined([(y, expected_y), (after, expected_after)])
+    return _join_outputs([(y, expected_y), (after, expected_after)])
 
 
-def _ssm(dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.ssm")
+def _run_ssm(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+    module = load_simulated("mlx_lm.models.ssm")
     batch, heads, groups, head_dim, state_dim = 2, 4, 2, 16, 64
-    draw = _draw(3, dtype)
+    draw = _make_drawer(3, dtype)
     x = draw(batch, 1, heads, head_dim)
     a_log, b, c, d = draw(heads), draw(batch, 1, groups, state_dim), draw(batch, 1, groups, state_dim), draw(heads)
     dt, bias = draw(batch, 1, heads), draw(heads)
-    state = _draw(4)(batch, heads, head_dim, state_dim).astype(dtype)
+    state = _make_drawer(4)(batch, heads, head_dim, state_dim).astype(dtype)
     limit = (0.001, 100.0)
     y, after = module.ssm_update_kernel(x, a_log, b, c, d, dt, bias, state, limit)
     wide = [z.astype(mx.float32) for z in (x, a_log, b, c, d, dt, bias, state)]
     expected_y, expected_after = module.ssm_attn(*wide, limit)
-    return _joined([(y, expected_y), (after, expected_after)])
+    return _join_outputs([(y, expected_y), (after, expected_after)])
 
 
-def _wkv7(dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.rwkv7")
+def _run_wkv7(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+    module = load_simulated("mlx_lm.models.rwkv7")
     batch, length, heads, dim = 2, 3, 2, 64
-    draw = _draw(5, dtype)
+    draw = _make_drawer(5, dtype)
     r, k, v, a, b = (draw(batch, length, heads, dim, scale=0.2) for _ in range(5))
     w = mx.sigmoid(draw(batch, length, heads, dim))
-    state = _draw(6)(batch, heads, dim, dim).astype(dtype)
+    state = _make_drawer(6)(batch, heads, dim, dim).astype(dtype)
     y, after = module.wkv7_kernel(r, w, k, v, a, b, state)
     steps, expected_state = [], state.astype(mx.float32)
     for t in range(length):
         now = [z[:, t].astype(mx.float32) for z in (r, w, k, v, a, b)]
         out, expected_state = module._wkv7_step_ops(*now, expected_state)
         steps.append(out.squeeze(-1))
-    return _joined([(y, mx.stack(steps, axis=1)), (after, expected_state)])
+    return _join_outputs([(y, mx.stack(steps, axis=1)), (after, expected_state)])
 
 
 def cases() -> Iterator[KernelCase]:
-    """Yield each kernel in every variant that compiles to another text."""
+    """Yield the cases of each kernel: every variant whose text differs from the others."""
     for dtype, name in ((mx.float32, "float"), (mx.bfloat16, "bfloat")):
         tolerance = TOLERANCE[dtype] * 4
         for variant in ("generic", "masked", "vector", "vector masked", "xtree", "packed"):
-            run = partial(_gated_delta, variant, dtype)
+            run = partial(_run_gated_delta, variant, dtype)
             yield KernelCase("mlx-lm", f"gated_delta {variant} {name}", run, tolerance)
-        yield KernelCase("mlx-lm", f"ssm_update {name}", partial(_ssm, dtype), tolerance)
-        yield KernelCase("mlx-lm", f"rwkv7 wkv7 {name}", partial(_wkv7, dtype), tolerance)
+        yield KernelCase("mlx-lm", f"ssm_update {name}", partial(_run_ssm, dtype), tolerance)
+        yield KernelCase("mlx-lm", f"rwkv7 wkv7 {name}", partial(_run_wkv7, dtype), tolerance)

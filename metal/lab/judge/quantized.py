@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 HEADERS = ("steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")
 
 
-def packed(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
+def pack(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
     """Pack small numbers [rows, count], the first in the lowest bits: bytes [rows, count * bits / 8]."""
     flags = (numbers[..., None].astype(np.uint8) >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(flags.reshape(len(numbers), -1), axis=1, bitorder="little")
@@ -35,7 +35,7 @@ class _Weights:
 
     def __init__(self, dtype: mx.Dtype, rows: int, columns: int, group: int, bits: int) -> None:
         numbers: npt.NDArray[np.int64] = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))
-        self.data = packed(numbers, bits)
+        self.data = pack(numbers, bits)
         scale_bits, scale = draw(1, (rows, columns // group), dtype, 1.0 / (1 << bits))
         bias_bits, bias = draw(2, (rows, columns // group), dtype, 0.3)
         self.scales, self.biases = scale_bits, bias_bits
@@ -43,7 +43,7 @@ class _Weights:
 
 
 def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]) -> tuple[Floats, Floats]:
-    """Run one product. `shape` is (vectors, inputs, outputs).
+    """Run one product; return its result and the expected one. `shape` is (vectors, inputs, outputs).
 
     Weights are [outputs, inputs]; for qvm and qmm_n they are [inputs, outputs].
     """
@@ -80,7 +80,7 @@ def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[i
     return y, x @ (w.worth if by_rows else w.worth.T)
 
 
-def _dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
+def _run_dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
     rows, columns = 3, 256
     w = _Weights(dtype, rows, columns, group, bits)
     per_thread = {3: 8, 5: 8, 6: 4}.get(bits, 8 // bits)
@@ -102,7 +102,7 @@ _BEYOND_THE_ROWS = Defect(
 
 
 def cases() -> Iterator[KernelCase]:
-    """Yield every combination of bits and group, with sizes that take the aligned and the ragged paths."""
+    """Yield the cases of every combination of bits and group, with sizes for the aligned and the ragged paths."""
     for dtype, name in NAMES.items():
         for group, bits in ((64, 4), (32, 8), (128, 2), (64, 3), (64, 5), (32, 6), (64, 8)):
             widths = f"{name} {bits} bits in {group}"
@@ -125,5 +125,5 @@ def cases() -> Iterator[KernelCase]:
                 run = partial(_product, kernel, dtype, group, bits, shape)
                 yield KernelCase("MLX", title, run, tolerance, defect=beyond)
             yield KernelCase(
-                "MLX", f"affine_dequantize {widths}", partial(_dequantize, dtype, group, bits), TOLERANCE[dtype]
+                "MLX", f"affine_dequantize {widths}", partial(_run_dequantize, dtype, group, bits), TOLERANCE[dtype]
             )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
-from cortexmlx.metal.lab.legal.diagnostics import Language, verdict
+from cortexmlx.metal.lab.legal.diagnostics import Language, objection
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
 from cortexmlx.metal.lab.legal.text import to_opencl
 
@@ -92,7 +92,7 @@ def template_of(cursor: Any) -> Any | None:
     return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
 
 
-class _Ranges(ctypes.Structure):
+class _SourceRanges(ctypes.Structure):
     """libclang's CXSourceRangeList. Its ranges are opaque here."""
 
     _fields_ = (("count", ctypes.c_uint), ("ranges", ctypes.c_void_p))
@@ -102,9 +102,9 @@ def dead_lines(unit: Any) -> set[int]:
     """Return the lines of the text that the preprocessor skipped."""
     cindex = _cindex()
     skipped = cindex.conf.lib.clang_getSkippedRanges
-    skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_Ranges)
+    skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_SourceRanges)
     dispose = cindex.conf.lib.clang_disposeSourceRangeList
-    dispose.argtypes, dispose.restype = [ctypes.POINTER(_Ranges)], None
+    dispose.argtypes, dispose.restype = [ctypes.POINTER(_SourceRanges)], None
     found = skipped(unit, unit.get_file(MAIN).obj)
     ranges = ctypes.cast(found.contents.ranges, ctypes.POINTER(cindex.SourceRange))
     lines = [range(ranges[i].start.line, ranges[i].end.line + 1) for i in range(found.contents.count)]
@@ -113,12 +113,12 @@ def dead_lines(unit: Any) -> set[int]:
 
 
 @cache
-def _index() -> Any:
-    atexit.register(_index.cache_clear)  # so that it is freed before its library is gone
+def _clang_index() -> Any:
+    atexit.register(_clang_index.cache_clear)  # so that it is freed before its library is gone
     return _cindex().Index.create()
 
 
-def _arguments(language: Language, includes: Sequence[Path], header: bool = False) -> list[str]:
+def _compiler_arguments(language: Language, includes: Sequence[Path], header: bool = False) -> list[str]:
     return [
         *(
             "-x",
@@ -154,33 +154,33 @@ def _precompile(preamble: str, language: Language, includes: tuple[Path, ...]) -
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     header = Path(folder, "prelude.h")
     header.write_text(f'#include "{DIALECT / _PRELUDE}"\n')
-    files = [*_virtual_files(preamble), *_included(preamble, includes)]
-    unit = _index().parse(
-        str(header), _arguments(language, includes, header=True), unsaved_files=files, options=_PRECOMPILED
+    files = [*_virtual_files(preamble), *_included_headers(preamble, includes)]
+    unit = _clang_index().parse(
+        str(header), _compiler_arguments(language, includes, header=True), unsaved_files=files, options=_PRECOMPILED
     )
     compiled = Path(folder, "prelude.pch")
     unit.save(str(compiled))
-    return compiled, tuple(_diagnostics(unit, language))
+    return compiled, tuple(_find_complaints(unit, language))
 
 
 def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
-    """Parse Metal text after `preamble`. `includes` are the folders of the headers that the two include."""
+    """Parse Metal text after `preamble`. `includes` are the folders of the headers that they include."""
     folders = tuple(includes)
     library, complaints = _precompile(preamble, language, folders)
-    files = [(MAIN, to_opencl(text)), *_virtual_files(preamble), *_included(preamble + text, folders)]
-    arguments = [*_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
-    unit = _index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
-    return Parsed(unit, text, language, (*complaints, *_diagnostics(unit, language)), frozenset(dead_lines(unit)))
+    files = [(MAIN, to_opencl(text)), *_virtual_files(preamble), *_included_headers(preamble + text, folders)]
+    arguments = [*_compiler_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
+    unit = _clang_index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
+    return Parsed(unit, text, language, (*complaints, *_find_complaints(unit, language)), frozenset(dead_lines(unit)))
 
 
 @cache
-def _header(path: Path) -> tuple[str, str]:
+def _read_header(path: Path) -> tuple[str, str]:
     """Return a header's text twice: as the front end reads it, and as it is on disk."""
     text = path.read_text()
     return to_opencl(text), text
 
 
-def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+def _included_headers(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     """Yield the path of each header that the text includes, even indirectly, and its text as the front end reads it."""
     seen: set[Path] = set()
     waiting = [text]
@@ -189,12 +189,12 @@ def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]
             for path in (folder / name for folder in includes):
                 if path not in seen and path.is_file():
                     seen.add(path)
-                    read, own = _header(path)
+                    read, own = _read_header(path)
                     waiting.append(own)
                     yield str(path), read
 
 
-def in_metal(message: str) -> str:
+def to_metal_words(message: str) -> str:
     """Return a message of the front end with Metal's names for the address spaces."""
     message = _VALUE_SPACE.sub(r"'\1'", message)
     message = _SPACE.sub("", message)
@@ -203,7 +203,7 @@ def in_metal(message: str) -> str:
     return _NAMED_SPACE.sub(r"\1", message)
 
 
-def _place(diagnostic: Any) -> int | None:
+def _line_in_text(diagnostic: Any) -> int | None:
     """Return the text's line that a diagnostic is about, or that caused the instantiation; None if neither."""
     for one in (diagnostic, *diagnostic.children):
         included = one.spelling.startswith("in file included from")
@@ -212,26 +212,26 @@ def _place(diagnostic: Any) -> int | None:
     return None
 
 
-def _token(unit: Any, location: Any) -> str:
+def _token_at(unit: Any, location: Any) -> str:
     """Return the word or operator at a location."""
     extent = _cindex().SourceRange.from_locations(location, location)
     return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
 
 
-def _diagnostics(unit: Any, language: Language) -> Iterator[Complaint]:
+def _find_complaints(unit: Any, language: Language) -> Iterator[Complaint]:
     for diagnostic in unit.diagnostics:
-        line = _place(diagnostic)
+        line = _line_in_text(diagnostic)
         notes = [note.spelling for note in diagnostic.children]
-        token = _token(unit, diagnostic.location)
-        said = verdict(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
+        token = _token_at(unit, diagnostic.location)
+        said = objection(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
         if said is None:
             continue
         if line is None:
             if diagnostic.severity >= 3:
                 where = diagnostic.location
-                yield Complaint(1, f"in {where.file}:{where.line}: {in_metal(said)}")
+                yield Complaint(1, f"in {where.file}:{where.line}: {to_metal_words(said)}")
             continue
-        yield Complaint(line, in_metal(said))
+        yield Complaint(line, to_metal_words(said))
 
 
 # The syntax tree as a list of nodes: the text as it is written, and every instantiation of its templates. libclang
@@ -245,7 +245,7 @@ _USES = {"CALL_EXPR", "DECL_REF_EXPR", "MEMBER_REF_EXPR", "OVERLOADED_DECL_REF"}
 
 @dataclass(frozen=True, eq=False)
 class TreeNode:
-    """A place in the tree."""
+    """A node of the syntax tree."""
 
     cursor: Any
     kind: str
@@ -263,7 +263,7 @@ class TreeNode:
         """The canonical type: all names resolved, address spaces by the front end's names."""
         return str(self.cursor.type.get_canonical().spelling)
 
-    def above(self) -> Iterator[TreeNode]:
+    def ancestors(self) -> Iterator[TreeNode]:
         """Yield the nodes around this one, from the inside out."""
         node = self.parent
         while node is not None:
@@ -272,7 +272,7 @@ class TreeNode:
 
     def function(self) -> TreeNode | None:
         """Return the function around this node, or None."""
-        return next((node for node in self.above() if node.kind in FUNCTIONS), None)
+        return next((node for node in self.ancestors() if node.kind in FUNCTIONS), None)
 
 
 def in_text(cursor: Any) -> bool:
@@ -289,7 +289,7 @@ def kind_of(cursor: Any) -> str:
         return "UNKNOWN"
 
 
-def marks(cursor: Any) -> list[str]:
+def metal_attributes(cursor: Any) -> list[str]:
     """Return the Metal attributes of a declaration."""
     return [
         child.spelling.removeprefix("metal ")
@@ -298,7 +298,7 @@ def marks(cursor: Any) -> list[str]:
     ]
 
 
-def unwrapped(cursor: Any) -> Any:
+def unwrap(cursor: Any) -> Any:
     """Return an expression without the implicit conversions and parentheses around it."""
     while kind_of(cursor) in ("UNEXPOSED_EXPR", "PAREN_EXPR"):
         inside = list(cursor.get_children())
@@ -308,7 +308,7 @@ def unwrapped(cursor: Any) -> Any:
     return cursor
 
 
-class _Walk:
+class _TreeWalk:
     def __init__(self) -> None:
         self.nodes: list[TreeNode] = []
         self.waiting: list[Any] = []
@@ -318,11 +318,11 @@ class _Walk:
         node = TreeNode(cursor, kind_of(cursor), parent, instantiated)
         self.nodes.append(node)
         if node.kind in _USES:
-            self._follow(cursor)
+            self._queue_instantiation(cursor)
         for child in cursor.get_children():
             self.visit(child, node, instantiated)
 
-    def _follow(self, cursor: Any) -> None:
+    def _queue_instantiation(self, cursor: Any) -> None:
         used = cursor.referenced
         if used is None or kind_of(used) not in _FUNCTIONS or not in_text(used):
             return
@@ -334,7 +334,7 @@ class _Walk:
 
 def walk(parsed: Parsed) -> list[TreeNode]:
     """Return every node of the text in order, then the nodes of the instantiations."""
-    found = _Walk()
+    found = _TreeWalk()
     for cursor in parsed.unit.cursor.get_children():
         if in_text(cursor):
             found.visit(cursor, None, False)
@@ -349,7 +349,7 @@ def walk(parsed: Parsed) -> list[TreeNode]:
 _ELEMENT_NAMES = ("xyzw", "rgba")
 
 
-def _of_width(names: str, width: int) -> Iterator[str]:
+def _declare_swizzles(names: str, width: int) -> Iterator[str]:
     for length in range(1, 5):
         if length == 1 and names[0] == "x":
             continue  # x, y, z and w are the elements themselves
@@ -367,6 +367,6 @@ def swizzle_header() -> str:
     """Return one macro of declarations for each width: LEGAL_SWIZZLES_2, _3 and _4."""
     lines = ["#pragma once"]
     for width in (2, 3, 4):
-        members = " ".join(declaration for names in _ELEMENT_NAMES for declaration in _of_width(names, width))
+        members = " ".join(declaration for names in _ELEMENT_NAMES for declaration in _declare_swizzles(names, width))
         lines.append(f"#define LEGAL_SWIZZLES_{width} {members}")
     return "\n".join(lines) + "\n"

@@ -31,25 +31,25 @@ _BLANKED = re.compile(
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-def _spaces(text: str) -> str:
+def _replace_by_spaces(text: str) -> str:
     """Replace everything but line breaks by spaces. Backslashes before line breaks stay, because macros need them."""
     return re.sub(r"\\(?!\n)|[^\\\n]", " ", text)
 
 
 def blank_comments(text: str) -> str:
     """Replace comments by spaces. Line breaks and literals stay."""
-    return _BLANKED.sub(lambda found: _spaces(found.group()) if found["comment"] else found.group(), text)
+    return _BLANKED.sub(lambda found: _replace_by_spaces(found.group()) if found["comment"] else found.group(), text)
 
 
 def blank(text: str) -> str:
     """Replace comments and the inside of literals by spaces. Line breaks stay."""
 
-    def blanked(found: re.Match[str]) -> str:
+    def blank_match(found: re.Match[str]) -> str:
         if literal := found["literal"]:
-            return literal[0] + _spaces(literal[1:-1]) + literal[0]
-        return _spaces(found.group()) if found["comment"] else found.group()
+            return literal[0] + _replace_by_spaces(literal[1:-1]) + literal[0]
+        return _replace_by_spaces(found.group()) if found["comment"] else found.group()
 
-    return _BLANKED.sub(blanked, text)
+    return _BLANKED.sub(blank_match, text)
 
 
 def closing(text: str, at: int) -> int | None:

@@ -17,9 +17,9 @@ from cortexmlx.metal.lab.legal.frontend import (
     TreeNode,
     in_text,
     kind_of,
-    marks,
+    metal_attributes,
     parse,
-    unwrapped,
+    unwrap,
     walk,
 )
 from cortexmlx.metal.lab.legal.msl import PREAMBLE, blank
@@ -27,7 +27,7 @@ from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 
 
 @cache
-def _includes() -> tuple[Path, ...]:
+def _default_includes() -> tuple[Path, ...]:
     return (mlx_headers(),)
 
 
@@ -45,14 +45,14 @@ def complaints(
     Raises:
         ToolchainMissing: the libclang wheel or MLX's headers are missing.
     """
-    parsed = parse(text, language, _includes() if includes is None else includes, preamble)
+    parsed = parse(text, language, _default_includes() if includes is None else includes, preamble)
     nodes = walk(parsed)
     found = {
         *parsed.complaints,
-        *_features(parsed, nodes),
-        *_spaces(nodes),
-        *_storage(nodes),
-        *_conversions(nodes),
+        *_check_features(parsed, nodes),
+        *_check_spaces(nodes),
+        *_check_storage(nodes),
+        *_check_conversions(nodes),
     }
     return sorted(found)
 
@@ -93,7 +93,7 @@ _FEATURE_NODES = {
 _DEFINES = {"FUNCTION_DECL", "CXX_METHOD", "FUNCTION_TEMPLATE"}
 
 
-def _word_features(text: str) -> Iterator[Complaint]:
+def _check_words(text: str) -> Iterator[Complaint]:
     plain = blank(text)
     for pattern, message in _WORDS:
         for found in pattern.finditer(plain):
@@ -104,7 +104,7 @@ def _word_features(text: str) -> Iterator[Complaint]:
         yield Complaint(line, f"'{found.group(1)}' is a word of the language and names nothing else")
 
 
-def _feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
+def _check_feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
     if node.kind in _FEATURE_NODES:
         yield Complaint(node.line, _FEATURE_NODES[node.kind])
     elif node.kind == "LAMBDA_EXPR" and language is Language.METAL_3_1:
@@ -118,12 +118,12 @@ def _feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
             yield Complaint(node.line, "no function of Metal's may be called main")
 
 
-def _features(parsed: Parsed, nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+def _check_features(parsed: Parsed, nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield complaints about features that Metal does not have."""
-    yield from (complaint for complaint in _word_features(parsed.text) if complaint.line not in parsed.dead)
+    yield from (complaint for complaint in _check_words(parsed.text) if complaint.line not in parsed.dead)
     for node in nodes:
         if not node.instantiated:
-            yield from _feature(node, parsed.language)
+            yield from _check_feature(node, parsed.language)
 
 
 # Address spaces (MSL 4): pointers and references that name none, and calls that do not fit the space of an object.
@@ -148,7 +148,7 @@ def _space_of(spelling: str) -> str | None:
     return next((metal for opencl, metal in _OTHER_SPACE.items() if re.search(rf"\b{opencl}\b", outer)), None)
 
 
-def _own_space(type_: Any) -> bool:
+def _names_space(type_: Any) -> bool:
     """Whether the outermost qualifiers of a type name an address space."""
     spelled = str(type_.get_canonical().spelling)
     while (shorter := re.sub(r"<[^<>]*>|\([^()]*\)", "", spelled)) != spelled:
@@ -157,11 +157,11 @@ def _own_space(type_: Any) -> bool:
     return bool(_NAMED.search(spelled[last + 1 :] if last >= 0 else spelled))
 
 
-def _unspaced(type_: Any, depth: int = 0) -> bool:
+def _lacks_space(type_: Any, depth: int = 0) -> bool:
     """Whether the type has a pointer or reference to memory in no named address space."""
     kind = type_.kind.name
     if kind in ("CONSTANTARRAY", "INCOMPLETEARRAY", "VARIABLEARRAY", "DEPENDENTSIZEDARRAY"):
-        return _unspaced(type_.element_type, depth)
+        return _lacks_space(type_.element_type, depth)
     if kind in ("POINTER", "LVALUEREFERENCE", "RVALUEREFERENCE"):
         pointee = type_.get_pointee()
         if (
@@ -171,53 +171,53 @@ def _unspaced(type_: Any, depth: int = 0) -> bool:
             return False
         if "auto" in pointee.spelling.split() or pointee.kind.name == "AUTO":
             return False
-        if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not _unspaced(pointee, depth):
+        if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not _lacks_space(pointee, depth):
             return False  # `const device T*& x`: MLX's quantized kernels use it, so Metal accepts it
         forwards = kind == "RVALUEREFERENCE" and pointee.get_canonical().kind.name in ("UNEXPOSED", "DEPENDENT")
-        return (not forwards and not _own_space(pointee)) or _unspaced(pointee, depth)
+        return (not forwards and not _names_space(pointee)) or _lacks_space(pointee, depth)
     if depth < 3:
         for i in range(type_.get_num_template_arguments()):
             argument = type_.get_template_argument_type(i)
-            if argument.kind.name != "INVALID" and _unspaced(argument, depth + 1):
+            if argument.kind.name != "INVALID" and _lacks_space(argument, depth + 1):
                 return True
     return False
 
 
-def _written_as_array(cursor: Any) -> bool:
+def _is_written_as_array(cursor: Any) -> bool:
     return kind_of(cursor) == "PARM_DECL" and any(token.spelling == "[" for token in cursor.get_tokens())
 
 
-def _deduced(cursor: Any) -> bool:
+def _is_deduced(cursor: Any) -> bool:
     return any(token.spelling in ("auto", "decltype") for token in cursor.get_tokens())
 
 
-def _unnamed_space(node: TreeNode) -> Iterator[Complaint]:
+def _check_space_is_named(node: TreeNode) -> Iterator[Complaint]:
     cursor = node.cursor
     if node.kind in _DECLARATIONS:
         type_ = cursor.underlying_typedef_type if node.kind in ("TYPEDEF_DECL", "TYPE_ALIAS_DECL") else cursor.type
         if type_.kind.name in ("AUTO", "INVALID") or cursor.spelling.startswith("__"):
             return
-        if _unspaced(type_) and not _written_as_array(cursor) and not _deduced(cursor):
+        if _lacks_space(type_) and not _is_written_as_array(cursor) and not _is_deduced(cursor):
             what = {"PARM_DECL": "parameter ", "FIELD_DECL": "member "}.get(node.kind, "")
             yield Complaint(
                 node.line,
                 f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {_SPACES}",
             )
     elif node.kind in _RETURNING:
-        if _unspaced(cursor.result_type) and not _deduced_result(cursor):
+        if _lacks_space(cursor.result_type) and not _has_deduced_result(cursor):
             yield Complaint(
                 node.line,
                 f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {_SPACES}",
             )
-    elif node.kind in _CASTS and _unspaced(cursor.type) and not _deduced(cursor):
+    elif node.kind in _CASTS and _lacks_space(cursor.type) and not _is_deduced(cursor):
         yield Complaint(node.line, f"a cast to a pointer or reference that names no address space: add {_SPACES}")
 
 
-def _deduced_result(cursor: Any) -> bool:
+def _has_deduced_result(cursor: Any) -> bool:
     return "auto" in str(cursor.result_type.spelling)
 
 
-def _object_space(node: TreeNode) -> Iterator[Complaint]:
+def _check_method_call(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a call of a member function that is not marked for the space of its object."""
     callee = next(iter(node.cursor.get_children()), None)
     if callee is None or kind_of(callee) != "MEMBER_REF_EXPR":
@@ -228,16 +228,16 @@ def _object_space(node: TreeNode) -> Iterator[Complaint]:
     base = next(iter(callee.get_children()), None)
     if base is None or "__generic" not in method.type.spelling.rsplit(")", 1)[-1]:
         return
-    held = unwrapped(base).type.get_canonical()
+    held = unwrap(base).type.get_canonical()
     held = held.get_pointee() if held.kind.name == "POINTER" else held
-    space = _space_of(_outer(held.spelling))
+    space = _space_of(_outermost_type(held.spelling))
     if space:
         yield Complaint(
             node.line, f"'{method.spelling}' is called on an object in {space} memory: mark the function `{space}`"
         )
 
 
-def _outer(spelling: str) -> str:
+def _outermost_type(spelling: str) -> str:
     last = max(spelling.rfind("*"), spelling.rfind("&"))
     return spelling[last + 1 :] if last >= 0 else spelling
 
@@ -246,19 +246,19 @@ def _is_copy_or_move(constructor: Any) -> bool:
     return constructor is not None and (constructor.is_copy_constructor() or constructor.is_move_constructor())
 
 
-def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
+def _check_arguments(node: TreeNode) -> Iterator[Complaint]:
     """Refuse an argument from another space for a `const thread T&` (text.py makes this parameter a value)."""
     function = node.cursor.referenced
     if function is None or not in_text(function):
         return
     parameters = [c for c in function.get_children() if kind_of(c) == "PARM_DECL"]
     for parameter, argument in zip(parameters, node.cursor.get_arguments(), strict=False):
-        if argument is None or "const thread&" not in marks(parameter):
+        if argument is None or "const thread&" not in metal_attributes(parameter):
             continue
-        given = unwrapped(argument)
+        given = unwrap(argument)
         if kind_of(given) == "CALL_EXPR" and _is_copy_or_move(given.referenced):
-            given = unwrapped(next(given.get_arguments()))
-        space = _space_of(_outer(given.type.get_canonical().spelling))
+            given = unwrap(next(given.get_arguments()))
+        space = _space_of(_outermost_type(given.type.get_canonical().spelling))
         if space and given.type.get_canonical().kind.name != "POINTER":
             yield Complaint(
                 node.line,
@@ -267,14 +267,14 @@ def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
             )
 
 
-def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+def _check_spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield the complaints about address spaces that the front end does not make itself."""
     for node in nodes:
         if not node.instantiated:
-            yield from _unnamed_space(node)
+            yield from _check_space_is_named(node)
         if node.kind == "CALL_EXPR":
-            yield from _object_space(node)
-            yield from _bound_arguments(node)
+            yield from _check_method_call(node)
+            yield from _check_arguments(node)
 
 
 # The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics.
@@ -284,38 +284,38 @@ _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
 
-def _in_constant(node: TreeNode) -> bool:
+def _is_in_constant(node: TreeNode) -> bool:
     return "__constant" in node.cursor.type.spelling.split("<")[0] or "__constant" in node.type.split("<")[0]
 
 
-def _variable(node: TreeNode) -> Iterator[Complaint]:
+def _check_variable(node: TreeNode) -> Iterator[Complaint]:
     name = node.cursor.spelling
     parent = node.parent.kind if node.parent else "TRANSLATION_UNIT"
     if parent in _PROGRAM_SCOPE or parent == "UNEXPOSED_DECL":
-        if not _in_constant(node):
+        if not _is_in_constant(node):
             yield Complaint(node.line, f"'{name}' is a variable at program scope: it must be `constant`")
         return
     if parent in _CLASSES:
-        if not _in_constant(node):
+        if not _is_in_constant(node):
             yield Complaint(node.line, f"'{name}' is a static member: it must be `constant`")
         return
-    if node.cursor.storage_class.name != "STATIC" or _in_constant(node):
+    if node.cursor.storage_class.name != "STATIC" or _is_in_constant(node):
         return
-    if "threadgroup variable" not in marks(node.cursor):
+    if "threadgroup variable" not in metal_attributes(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
         return
     words = [token.spelling for token in node.cursor.get_tokens()]
     if {"=", "{"} & set(words[words.index(name) :] if name in words else ()):
         yield Complaint(node.line, f"the threadgroup variable '{name}' cannot have an initial value: store it")
     function = node.function()
-    if function is None or "kernel" not in marks(function.cursor):
+    if function is None or "kernel" not in metal_attributes(function.cursor):
         yield Complaint(
             node.line,
             f"the threadgroup variable '{name}' can only be declared in the kernel: pass a pointer to it",
         )
 
 
-def _template(node: TreeNode) -> Iterator[Complaint]:
+def _check_variable_template(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a variable template that is not `constant`. The tree shows only its words."""
     words = [token.spelling for token in node.cursor.get_tokens()]
     before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
@@ -327,13 +327,13 @@ def _template(node: TreeNode) -> Iterator[Complaint]:
         yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
 
 
-def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+def _check_storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield complaints about variables in wrong places or with initial values. A launch counts threadgroup memory."""
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
-            yield from _variable(node)
+            yield from _check_variable(node)
         elif node.kind == "UNEXPOSED_DECL" and not node.instantiated:
-            yield from _template(node)
+            yield from _check_variable_template(node)
 
 
 # Implicit conversions: a bfloat becomes a float, no float becomes a bfloat (MSL 2.1, as MLX's bf16_math.h quotes it).
@@ -345,7 +345,7 @@ _QUALIFYING_WORDS = ("__private ", "__global ", "__local ", "__constant ", "__ge
 _ELEMENTS = {"x", "y", "z", "w"}
 
 
-def _scalar(type_: Any) -> str:
+def _scalar_name(type_: Any) -> str:
     spelling = str(type_.get_canonical().spelling)
     while any(spelling.startswith(word) for word in _QUALIFYING_WORDS):
         for word in _QUALIFYING_WORDS:
@@ -353,15 +353,15 @@ def _scalar(type_: Any) -> str:
     return spelling
 
 
-def _to_bfloat(node: TreeNode) -> Iterator[Complaint]:
+def _check_bfloat_conversion(node: TreeNode) -> Iterator[Complaint]:
     if node.parent and node.parent.kind in _EXPLICIT:
         return
     inside = list(node.cursor.get_children())
-    if len(inside) == 1 and _scalar(node.cursor.type) == "__bf16" and _scalar(inside[0].type) == "float":
+    if len(inside) == 1 and _scalar_name(node.cursor.type) == "__bf16" and _scalar_name(inside[0].type) == "float":
         yield Complaint(node.line, _FLOAT)
 
 
-def _initializer_list(node: TreeNode) -> Iterator[Complaint]:
+def _check_initializer_list(node: TreeNode) -> Iterator[Complaint]:
     """Check initializers in braces. The tree shows them as they are written, without their conversions."""
     type_ = node.cursor.type.get_canonical()
     values = list(node.cursor.get_children())
@@ -372,34 +372,34 @@ def _initializer_list(node: TreeNode) -> Iterator[Complaint]:
     else:
         wanted = [type_] * len(values)
     for value, element in zip(values, wanted, strict=False):
-        if _scalar(element) == "__bf16" and _scalar(value.type) == "float":
+        if _scalar_name(element) == "__bf16" and _scalar_name(value.type) == "float":
             yield Complaint(int(value.location.line), _FLOAT)
 
 
-def _compound_assignment(node: TreeNode) -> Iterator[Complaint]:
+def _check_compound_assignment(node: TreeNode) -> Iterator[Complaint]:
     left, right = [*node.cursor.get_children(), None, None][:2]
     if (
         left is not None
         and right is not None
-        and _scalar(left.type) == "__bf16"
-        and _scalar(right.type) in ("float", "half")
+        and _scalar_name(left.type) == "__bf16"
+        and _scalar_name(right.type) in ("float", "half")
     ):
         yield Complaint(
             node.line,
-            f"the result is a {_scalar(right.type)}, which becomes no bfloat by itself: write out the assignment",
+            f"the result is a {_scalar_name(right.type)}, which becomes no bfloat by itself: write out the assignment",
         )
 
 
 def _is_element(cursor: Any) -> bool:
     """Whether an expression is an element of a vector by name: x, y, z or w."""
-    found = unwrapped(cursor)
+    found = unwrap(cursor)
     if kind_of(found) != "MEMBER_REF_EXPR" or found.spelling not in _ELEMENTS or found.referenced is None:
         return False
     owner = found.referenced.semantic_parent
     return owner is not None and owner.spelling in ("vec", "__packed") and not in_text(owner)
 
 
-def _element(node: TreeNode) -> Iterator[Complaint]:
+def _check_element_address(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a pointer or a reference to an element of a vector."""
     inside = list(node.cursor.get_children())
     if node.kind == "UNARY_OPERATOR":
@@ -419,14 +419,14 @@ def _element(node: TreeNode) -> Iterator[Complaint]:
                 yield Complaint(node.line, "a reference cannot be bound to an element of a vector")
 
 
-def _conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+def _check_conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield complaints about implicit conversions to bfloat, and pointers and references to elements of vectors."""
     for node in nodes:
         if node.kind == "UNEXPOSED_EXPR":
-            yield from _to_bfloat(node)
+            yield from _check_bfloat_conversion(node)
         elif node.kind == "COMPOUND_ASSIGNMENT_OPERATOR":
-            yield from _compound_assignment(node)
+            yield from _check_compound_assignment(node)
         elif node.kind in ("UNARY_OPERATOR", "VAR_DECL", "CALL_EXPR"):
-            yield from _element(node)
+            yield from _check_element_address(node)
         elif node.kind == "INIT_LIST_EXPR":
-            yield from _initializer_list(node)
+            yield from _check_initializer_list(node)

@@ -52,7 +52,7 @@ def _line_breaks(text: str) -> str:
     return "".join(re.findall(r"\\?\n", text))
 
 
-def _annotated(match: re.Match[str]) -> str:
+def _annotate(match: re.Match[str]) -> str:
     """Turn `[[buffer(0), ...]]` into annotations. Attributes of C++ itself stay."""
     out = []
     for part in split(match.group(1)):
@@ -65,7 +65,7 @@ def _annotated(match: re.Match[str]) -> str:
     return " ".join(out) + _line_breaks(match.group())
 
 
-def _by_value(match: re.Match[str]) -> str:
+def _pass_by_value(match: re.Match[str]) -> str:
     found = match.group()
     return f'{match["before"]}const __attribute__((annotate("metal const thread&"))) {match["type"]} ' + _line_breaks(
         found.removeprefix(match["before"]).replace(match["type"], "")
@@ -100,7 +100,7 @@ def _is_variable(declared: str) -> bool:
     return bool(name)
 
 
-def _statics(text: str, plain: str) -> str:
+def _make_static(text: str, plain: str) -> str:
     out, at = [], 0
     for match in _STATEMENT.finditer(plain):
         if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(2)):
@@ -110,10 +110,10 @@ def _statics(text: str, plain: str) -> str:
     return "".join(out) + text[at:]
 
 
-def _named_instantiations(text: str) -> str:
+def _name_instantiations(text: str) -> str:
     count = 0
 
-    def named(match: re.Match[str]) -> str:
+    def name_instantiation(match: re.Match[str]) -> str:
         nonlocal count
         plain = f"template {_line_breaks(match.group(1))}{match.group(2)}"
         if "__VA_ARGS__" in plain:
@@ -122,25 +122,25 @@ def _named_instantiations(text: str) -> str:
         function = " ".join(match.group("name").split())
         return f"{plain} inline void __legal_root_{count}() {{ (void)&{function}; }}"
 
-    return _INSTANTIATION.sub(named, text)
+    return _INSTANTIATION.sub(name_instantiation, text)
 
 
 def to_opencl(text: str) -> str:
     """Return Metal text as the front end reads it. Line n of the result is line n of the text."""
     text = blank_comments(text)
-    text = _named_instantiations(text)
+    text = _name_instantiations(text)
     text = _FUNCTION_CONSTANT.sub(lambda found: "= {}" + _line_breaks(found.group()), text)
-    text = _ATTRIBUTES.sub(_annotated, text)
-    text = _CONST_REFERENCE.sub(_by_value, text)
+    text = _ATTRIBUTES.sub(_annotate, text)
+    text = _CONST_REFERENCE.sub(_pass_by_value, text)
     text = _CONSTEXPR_REFERENCE.sub("", text)
     text = _THREAD_MEMBER.sub(r"\1\2\3", text)
-    text = _in_thread_memory(text)
+    text = _put_in_thread_memory(text)
     text = _BFLOAT.sub(r"(bfloat(\1f))", text)
-    return _statics(text, blank(text))
+    return _make_static(text, blank(text))
 
 
-def _in_thread_memory(text: str) -> str:
-    """Give function results and casts thread memory, where the text says `thread`. No line moves."""
+def _put_in_thread_memory(text: str) -> str:
+    """Put the results of functions and casts in thread memory, where the text says `thread`. No line moves."""
     text = _REINTERPRETED.sub(r"(\1)", text)
     out, at = [], 0
     for header in _RETURNS_REFERENCE.finditer(text):

@@ -63,7 +63,7 @@ def host_view(array: mx.array) -> npt.NDArray[np.generic]:
 
 
 @cache
-def _allocations() -> tuple[int, int]:
+def _allocator_alignment() -> tuple[int, int]:
     """Return (n, r): MLX's allocator starts arrays at addresses that are r modulo n. On Linux r is 8 and n is 16."""
     kept = [host_view(mx.zeros((size,), dtype=mx.uint8)) for size in range(1, 4096, 16)]
     starts = [view.ctypes.data for view in kept]
@@ -78,7 +78,7 @@ def offset_of(array: mx.array) -> int:
 
     MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` has the alignment of an element of x.
     """
-    alignment, start = _allocations()
+    alignment, start = _allocator_alignment()
     return (host_view(array).ctypes.data - start) % alignment if array.size else 0
 
 
@@ -93,11 +93,11 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 RELEASE_ABOVE = 8 << 20
 
 
-def _reserve(size: int) -> mmap.mmap:
+def _reserve_addresses(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
 
 
-def _middle(slot: int) -> int:
+def _offset(slot: int) -> int:
     return SLOT // 2 - slot % 32 * STAGGER
 
 
@@ -106,10 +106,10 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._slots: list[tuple[mmap.mmap, int]] = []
-        self._stacks = _reserve(MAX_THREADS * STACK_BYTES)
+        self._stacks = _reserve_addresses(MAX_THREADS * STACK_BYTES)
         self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
         self._guard_stacks()
-        self._arena = _reserve(MAX_ARRAYS * ARRAY_SLOT)
+        self._arena = _reserve_addresses(MAX_ARRAYS * ARRAY_SLOT)
         self.arena = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
         self.lock = threading.Lock()
 
@@ -123,14 +123,14 @@ class DeviceMemory:
     def place(self, slot: int) -> int:
         """Return the address of the buffer in `slot`, aligned to a page."""
         while len(self._slots) <= slot:
-            made = _reserve(SLOT)
-            self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + _middle(len(self._slots))))
+            made = _reserve_addresses(SLOT)
+            self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + _offset(len(self._slots))))
         return self._slots[slot][1]
 
     def release(self, slot: int, size: int) -> None:
         """Give the pages of a buffer above 8 MiB back to the system. They then read as zeros."""
         if size > RELEASE_ABOVE:
-            self._slots[slot][0].madvise(mmap.MADV_DONTNEED, _middle(slot), (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE)
+            self._slots[slot][0].madvise(mmap.MADV_DONTNEED, _offset(slot), (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE)
 
 
 _memory: DeviceMemory | None = None

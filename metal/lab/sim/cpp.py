@@ -87,7 +87,7 @@ _ASSIGNED = r"(?:\+\+|--)\s*{0}\b|\b{0}\s*(?:\+\+|--|[-+]?=(?!=))"
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
 
 
-def _literal(match: re.Match[str]) -> str:
+def _convert_literal(match: re.Match[str]) -> str:
     """Return a floating literal in C++, which lacks Metal's: no suffix is a float, `h` a half, `bf` a bfloat."""
     number = _FLOATING.fullmatch(match.group())
     if number is None:
@@ -118,7 +118,7 @@ class _Declarator:
     value: str
 
 
-def _declarator(text: str) -> _Declarator | None:
+def _parse_declarator(text: str) -> _Declarator | None:
     end = next((at for at, c in at_top(text) if c in "={"), len(text))
     if any(c in "*&()" for at, c in at_top(text) if at < end):
         return None
@@ -126,12 +126,12 @@ def _declarator(text: str) -> _Declarator | None:
     return found and _Declarator(found["type"].strip(), found["name"], found["dims"], text[end:].strip())
 
 
-def _threadgroup_variables(statement: str, align: str) -> str | None:
+def _convert_variables(statement: str, align: str) -> str | None:
     """Return `T x[N], y = 1` as references into the threadgroup's memory; None for pointers, which do not change.
 
     `align` is the alignment that the text asks for, if any: `alignas(16)`.
     """
-    declarators = [_declarator(part) for part in split(statement)]
+    declarators = [_parse_declarator(part) for part in split(statement)]
     if not declarators or declarators[0] is None or not declarators[0].type:
         return None
     out = []
@@ -149,14 +149,14 @@ def _starts_statement(text: str, at: int) -> bool:
     return not before or before[-1] in ";{}:" or before.rsplit("\n", 1)[-1].lstrip().startswith("#")
 
 
-def _threadgroup_memory(text: str) -> str:
+def _convert_threadgroup_memory(text: str) -> str:
     out, at = [], 0
     for found in _THREADGROUP.finditer(text):
         if found.start() < at or not _starts_statement(text, found.start()):
             continue
         end = _statement_end(text, found.end())
         align = (found["align"] or "").strip()
-        new = _threadgroup_variables(text[found.end() : end], align) if end is not None else None
+        new = _convert_variables(text[found.end() : end], align) if end is not None else None
         if new is not None and end is not None:
             lines = text.count("\n", found.start(), end) - new.count("\n")
             out += [text[at : found.start()], new, "\n" * lines]
@@ -164,27 +164,27 @@ def _threadgroup_memory(text: str) -> str:
     return "".join(out) + text[at:]
 
 
-def _sized_pointers(text: str) -> str:
+def _add_pointer_sizes(text: str) -> str:
     """Let a function that gets a pointer to a thread's own array know the array's size.
 
     The compiler finds it at the call: of the member or row that is passed, not of the variable around it. It then
     checks the function's indices before it optimises. A pointer that the text moves stays as it is.
     """
 
-    def sized(found: re.Match[str]) -> str:
+    def add_size(found: re.Match[str]) -> str:
         if re.search(_ASSIGNED.format(found["name"]), text):
             return found.group()
         return f"{found['type']} const {found['name']} SIM_SIZED"
 
-    return _OWN_POINTER.sub(sized, text)
+    return _OWN_POINTER.sub(add_size, text)
 
 
 def to_cpp(text: str) -> str:
     """Return Metal kernel text as C++ for the shim headers."""
     text = blank_comments(text)
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
-    text = _threadgroup_memory(text)
-    text = _sized_pointers(text)
-    text = _STRING_OR_NUMBER.sub(_literal, text)
+    text = _convert_threadgroup_memory(text)
+    text = _add_pointer_sizes(text)
+    text = _STRING_OR_NUMBER.sub(_convert_literal, text)
     text = _HOST_NAME.sub(r"template \1", text)
     return mark_paths(text)

@@ -17,17 +17,17 @@ def _thread_text(group: Sequence[int], thread: Sequence[int]) -> str:
     return f"thread {tuple(thread)} of threadgroup {tuple(group)}"
 
 
-def _simdgroup(thread: Sequence[int], threadgroup: Sequence[int]) -> int:
+def _simdgroup_of(thread: Sequence[int], threadgroup: Sequence[int]) -> int:
     return (thread[0] + threadgroup[0] * (thread[1] + threadgroup[1] * thread[2])) // 32
 
 
-def _argument(value: int) -> str:
+def _argument_text(value: int) -> str:
     """Return a shuffle's lane, mask or delta as text, with the modulo of a shuffle-and-fill."""
     return f"{value & 0xFFFF}" + (f" (modulo {value >> 16})" if value >> 16 else "")
 
 
-def _place(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) -> str:
-    """`element 12 of 'k' (10 elements of 4 bytes)`, for device and threadgroup memory."""
+def _place_text(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) -> str:
+    """Return the place of a finding in memory as text, such as `element 12 of 'k' (10 elements of 4 bytes)`."""
     if f.buffer >= 0:
         spec = buffers[f.buffer]
         count = spec.nbytes // spec.item_bytes
@@ -38,8 +38,8 @@ def _place(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) ->
     return _ARRAY_TYPE.sub(r"\1", f.text.decode())
 
 
-def _quoted(text: str, line: int | None) -> str:
-    """` (line 7: "x[i] = y;")`, or an empty text if the line is not known."""
+def _quote_line(text: str, line: int | None) -> str:
+    """Return a line in the form ` (line 7: "x[i] = y;")`, or an empty text if it is not known."""
     lines = text.splitlines()
     if line is None or line > len(lines):
         return ""
@@ -47,7 +47,7 @@ def _quoted(text: str, line: int | None) -> str:
 
 
 def lane_names(mask: int) -> str:
-    """`lanes 0-7, 9` for a mask of 32 bits."""
+    """Return the lanes in a mask of 32 bits as text, such as `lanes 0-7, 9`."""
     lanes = [lane for lane in range(32) if mask >> lane & 1]
     runs: list[list[int]] = []
     for lane in lanes:
@@ -68,7 +68,7 @@ def describe(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Fin
     line = f.line or (line_of(library, f.pc) if f.pc else None)
     who = _thread_text(f.group, f.thread)
     other = _thread_text(f.other_group, f.other_thread)
-    place = _place(dispatch.buffers, launch, f)
+    place = _place_text(dispatch.buffers, launch, f)
     does = "writes" if f.is_write else "reads"
     if fault is Fault.OUT_OF_BOUNDS:
         said = f"{who} {does} {f.size} bytes outside: {place}" if f.size else f"{who} uses {place}"
@@ -90,13 +90,13 @@ def describe(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Fin
         lanes = (f.offset & 0xFFFFFFFF, f.offset >> 32 & 0xFFFFFFFF)
         there, elsewhere = map(lane_names, lanes)
         said = (
-            f"simdgroup {_simdgroup(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in "
+            f"simdgroup {_simdgroup_of(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in "
             f"'{abi.SIMD_OPS[f.size]}' without {elsewhere}, elsewhere in the program or at its end"
         )
     elif fault is Fault.NOT_UNIFORM:
         said = (
-            f"{who} gives '{abi.SIMD_OPS[f.size]}' {_argument(f.offset)}, {other} gives it "
-            f"{_argument(f.other_state)}: it must be the same in all lanes"
+            f"{who} gives '{abi.SIMD_OPS[f.size]}' {_argument_text(f.offset)}, {other} gives it "
+            f"{_argument_text(f.other_state)}: it must be the same in all lanes"
         )
     elif fault is Fault.ENDLESS:
         said = (
@@ -106,7 +106,7 @@ def describe(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Fin
     else:
         said = f"{who}: {f.text.decode()}"
     times = f", {f.count} times" if f.count > 1 else ""
-    return Finding(fault, f"{dispatch.kernel}: {said}{times}{_quoted(dispatch.text, line)}", f.count, line, lanes)
+    return Finding(fault, f"{dispatch.kernel}: {said}{times}{_quote_line(dispatch.text, line)}", f.count, line, lanes)
 
 
 def limit_finding(kernel: str, said: str) -> Finding:

@@ -60,16 +60,16 @@ def flatten(headers: Sequence[str]) -> str:
     """
     seen = _preamble_headers()
 
-    def body(name: str) -> str:
+    def expand(name: str) -> str:
         if name in seen:
             return ""
         seen.add(name)
         if (SHIM / name).exists():
             return f'#include "{name}"\n'
         text = (mlx_headers() / name).read_text().replace("#pragma once", "")
-        return INCLUDE.sub(lambda match: body(match.group(1)), text)
+        return INCLUDE.sub(lambda match: expand(match.group(1)), text)
 
-    return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
+    return "\n".join(expand(KERNEL_FOLDER + header) for header in headers)
 
 
 def _split_parameters(text: str, function: str) -> list[str]:
@@ -116,11 +116,11 @@ class HostKernel:
     ) -> None:
         text = blank_comments(flatten(headers))
 
-        def value(match: re.Match[str]) -> str:
+        def define_constant(match: re.Match[str]) -> str:
             kind, name = match.groups()
             return f"constant constexpr {kind} {name} = {kind}({int(constants.get(name, 0))});"
 
-        text = FUNCTION_CONSTANT.sub(value, text)
+        text = FUNCTION_CONSTANT.sub(define_constant, text)
         self._text = text
         self.name = f"{function}<{template}>"
         self.slots: list[int] = []
@@ -131,12 +131,12 @@ class HostKernel:
             plain = re.match(r"(.*?)(\w+)\s*$", parameter.strip(), re.S)
             attribute = match.group("attribute").strip() if match else f"buffer({number})"
             kind = match.group("type") if match else plain.group(1) if plain else ""
-            arguments.append(self._argument(attribute, kind, constants))
+            arguments.append(self._call_argument(attribute, kind, constants))
         self._unit = (
             PREAMBLE + '#line 1 "kernel"\n' + to_cpp(text) + _HOST_ARGUMENTS + entry_point(self.name, arguments)
         )
 
-    def _argument(self, attribute: str, kind: str, constants: Mapping[str, int | bool]) -> str:
+    def _call_argument(self, attribute: str, kind: str, constants: Mapping[str, int | bool]) -> str:
         buffer = re.match(r"buffer\(\s*(\d+)\s*\)(?:\s*,\s*function_constant\(\s*(\w+)\s*\))?", attribute)
         if buffer is None:
             expression = attribute_value(attribute)

@@ -28,7 +28,7 @@ MATH_MODES = ("safe", "relaxed", "fast")
 _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
 
-def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
+def _memory_span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
     """Return a view's memory from its lowest to its highest element, and the offset in bytes of its first."""
     if view.flags.c_contiguous:
         return view.reshape(-1), 0
@@ -135,12 +135,12 @@ class MetalKernel:
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
         current = settings.current()
-        library = self._library(kernel, current)
-        views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
+        library = self._build_library(kernel, current)
+        views = dict(zip(self.input_names, map(self._host_view, arrays), strict=True))
         outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
-        offsets = {name: self._offset(array) for name, array in zip(self.input_names, arrays, strict=True)}
+        offsets = {name: self._bound_offset(array) for name, array in zip(self.input_names, arrays, strict=True)}
         dtypes = {name: array.dtype for name, array in zip(self.input_names, arrays, strict=True)}
-        specs = [_buffer(p, views, offsets, dtypes, outputs, init_value) for p in kernel.buffers]
+        specs = [_make_buffer_spec(p, views, offsets, dtypes, outputs, init_value) for p in kernel.buffers]
         threads = (grid[0], grid[1], grid[2]), (threadgroup[0], threadgroup[1], threadgroup[2])
         zeroed = build(translation_unit(kernel), Build.ZEROED) if current.poison else None
         launched = run(LaunchSpec(self.name, kernel.text, specs, *threads), library, current, zeroed)
@@ -150,7 +150,7 @@ class MetalKernel:
             for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)
         ]
 
-    def _library(self, kernel: KernelText, current: settings.SimSettings) -> Path:
+    def _build_library(self, kernel: KernelText, current: settings.SimSettings) -> Path:
         key = (kernel.text, current.static_pass, current.build)
         if key not in self._libraries:
             if current.static_pass:
@@ -158,29 +158,29 @@ class MetalKernel:
             self._libraries[key] = build(translation_unit(kernel), current.build)
         return self._libraries[key]
 
-    def _view(self, array: mx.array | SparseArray) -> HostView:
+    def _host_view(self, array: mx.array | SparseArray) -> HostView:
         if isinstance(array, SparseArray):
             return array
         view = host_view(array)
         return np.ascontiguousarray(view).reshape(view.shape) if self.ensure_row_contiguous else view
 
-    def _offset(self, array: mx.array | SparseArray) -> int:
+    def _bound_offset(self, array: mx.array | SparseArray) -> int:
         """Return the offset in bytes of what MLX would bind: the array in place, or a copy (0)."""
         copied = isinstance(array, mx.array) and self.ensure_row_contiguous and not host_view(array).flags.c_contiguous
         return 0 if copied or isinstance(array, SparseArray) else offset_of(array)
 
 
-def _owner(p: BufferParam) -> str:
+def _array_name(p: BufferParam) -> str:
     suffix = {Role.SHAPE: "_shape", Role.STRIDES: "_strides", Role.NDIM: "_ndim"}.get(p.role, "")
     return p.name.removesuffix(suffix)
 
 
 def _strides(view: HostView) -> list[int]:
-    """Strides in elements."""
+    """Return a view's strides, in elements."""
     return view.strides() if isinstance(view, SparseArray) else [s // view.itemsize for s in view.strides]
 
 
-def _buffer(
+def _make_buffer_spec(
     p: BufferParam,
     views: dict[str, HostView],
     offsets: dict[str, int],
@@ -198,11 +198,11 @@ def _buffer(
         return BufferSpec(
             p.name, filled, count * host.itemsize, host.itemsize, writable=True, element=dtype_name(dtype)
         )
-    view = views[_owner(p)]
+    view = views[_array_name(p)]
     if p.role is Role.INPUT:
         if isinstance(view, SparseArray):
             return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
-        data, start = _span(view)
+        data, start = _memory_span(view)
         offset = (offsets[p.name] - start) % MAX_ALIGNMENT
         element = dtype_name(dtypes[p.name])
         return BufferSpec(p.name, data, data.nbytes, data.itemsize, offset=offset, start=start, element=element)
@@ -225,7 +225,7 @@ SHOWN = 8
 
 
 @cache
-def _own_text() -> str:
+def _checker_source() -> str:
     """Return the source of the checker, for the cache key: another version may refuse other texts."""
     folder = Path(legal.__file__).parent
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h")]
@@ -233,7 +233,7 @@ def _own_text() -> str:
 
 
 @cache
-def _warn_once() -> None:
+def _warn_once_unchecked() -> None:
     warnings.warn(
         "the simulator runs Metal text without judging whether Metal would take it: install the front end with "
         "`pip install libclang==18.1.1`",
@@ -252,9 +252,9 @@ def refuse_illegal_text(name: str, text: str) -> None:
             complaints.
     """
     if not legal.available():
-        _warn_once()
+        _warn_once_unchecked()
         return
-    passed = cache_folder() / f"{content_key('legal', _own_text(), PREAMBLE, text)}.ok"
+    passed = cache_folder() / f"{content_key('legal', _checker_source(), PREAMBLE, text)}.ok"
     if passed.exists():
         return
     found = legal.complaints(text, legal.Language.METAL_3_1)

@@ -28,11 +28,11 @@ class LaunchResult:
     report: LaunchReport
 
 
-def _clip(grid: Triple, threadgroup: Triple) -> Triple:
+def _clip_to_grid(grid: Triple, threadgroup: Triple) -> Triple:
     return tuple(min(g, t) for g, t in zip(grid, threadgroup, strict=True))  # type: ignore[return-value]
 
 
-def _limits(of: LaunchSpec) -> list[Finding]:
+def _limit_findings(of: LaunchSpec) -> list[Finding]:
     found = []
     threads = of.threadgroup[0] * of.threadgroup[1] * of.threadgroup[2]
     if threads > MAX_THREADS:
@@ -78,8 +78,8 @@ def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Laun
         raise KernelFault(
             f"{dispatch.kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension"
         )
-    threadgroup = _clip(grid, threadgroup)
-    if found := _limits(replace(dispatch, threadgroup=threadgroup)):
+    threadgroup = _clip_to_grid(grid, threadgroup)
+    if found := _limit_findings(replace(dispatch, threadgroup=threadgroup)):
         raise KernelFault("\n".join(map(str, found)))
     memory = device_memory()
     with memory.lock:
@@ -112,10 +112,10 @@ def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Laun
         )
         for slot, spec in enumerate(buffers):
             memory.release(slot, spec.nbytes)
-    return LaunchResult(outputs, _report(dispatch, library, table, launch, settings))
+    return LaunchResult(outputs, _make_report(dispatch, library, table, launch, settings))
 
 
-def _report(
+def _make_report(
     dispatch: LaunchSpec, library: Path, table: ctypes.Array[abi.Buffer], launch: abi.Launch, settings: SimSettings
 ) -> LaunchReport:
     reports = {}
@@ -158,27 +158,27 @@ _FLOATS = ("float32", "float16", "bfloat16")
 Bytes = npt.NDArray[np.uint8]
 
 
-def _bits(data: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger]:
+def _as_unsigned(data: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger]:
     whole = item_bytes in (1, 2, 4, 8) and data.size % item_bytes == 0
     return data.view(f"u{item_bytes if whole else 1}")
 
 
-def _poison(data: Bytes, item_bytes: int) -> npt.NDArray[np.bool_]:
+def _is_poison(data: Bytes, item_bytes: int) -> npt.NDArray[np.bool_]:
     """Return which floats are the NaN whose bits are all ones. Its sign is ignored, because a negation changes it."""
-    bits = _bits(data, item_bytes)
+    bits = _as_unsigned(data, item_bytes)
     found: npt.NDArray[np.bool_] = (bits << 1) == np.array(-2).astype(bits.dtype)
     return found
 
 
-def _values(data: Bytes, spec: BufferSpec) -> npt.NDArray[np.generic]:
+def _comparable_values(data: Bytes, spec: BufferSpec) -> npt.NDArray[np.generic]:
     """Return numbers that compare as the elements do: -0 equals 0, and no NaN equals another."""
-    bits = _bits(data, spec.item_bytes)
+    bits = _as_unsigned(data, spec.item_bytes)
     if spec.element == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(f"f{spec.item_bytes}") if spec.element in _FLOATS else bits
 
 
-def _sentence(spec: BufferSpec, found: npt.NDArray[np.bool_], total: int) -> str:
+def _uninitialised_text(spec: BufferSpec, found: npt.NDArray[np.bool_], total: int) -> str:
     first = int(np.flatnonzero(found)[0])
     return (
         f"{int(found.sum())} of {total} elements of output '{spec.name}' have been computed from a variable that "
@@ -186,25 +186,25 @@ def _sentence(spec: BufferSpec, found: npt.NDArray[np.bool_], total: int) -> str
     )
 
 
-def _writable(buffers: Sequence[BufferSpec]) -> list[BufferSpec]:
+def _writable_buffers(buffers: Sequence[BufferSpec]) -> list[BufferSpec]:
     return [spec for spec in buffers if spec.writable]
 
 
 def find_poison(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | None:
     """Return a sentence about the first output with the NaN of uninitialised variables; None if an input has it too."""
-    for spec, data in zip(_writable(buffers), outputs, strict=True):
-        if spec.element in _FLOATS and (found := _poison(data, spec.item_bytes)).any():
+    for spec, data in zip(_writable_buffers(buffers), outputs, strict=True):
+        if spec.element in _FLOATS and (found := _is_poison(data, spec.item_bytes)).any():
             given = (b.data for b in buffers if b.data is not None and b.element in _FLOATS)
-            if not any(_poison(np.ascontiguousarray(d).view(np.uint8), d.itemsize).any() for d in given):
-                return _sentence(spec, found, found.size)
+            if not any(_is_poison(np.ascontiguousarray(d).view(np.uint8), d.itemsize).any() for d in given):
+                return _uninitialised_text(spec, found, found.size)
     return None
 
 
 def find_difference(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes], others: Sequence[Bytes]) -> str | None:
     """Return a sentence about the first output that differs in `others`, where uninitialised variables were zeros."""
-    for spec, data, other in zip(_writable(buffers), outputs, others, strict=True):
-        one, two = _values(data, spec), _values(other, spec)
+    for spec, data, other in zip(_writable_buffers(buffers), outputs, others, strict=True):
+        one, two = _comparable_values(data, spec), _comparable_values(other, spec)
         found = (one != two) & ~((one != one) & (two != two))
         if found.any():
-            return _sentence(spec, found, found.size)
+            return _uninitialised_text(spec, found, found.size)
     return None

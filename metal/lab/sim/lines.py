@@ -23,7 +23,7 @@ class LineRow:
     column: int = 0
 
 
-class _Reader:
+class _DwarfReader:
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
@@ -55,19 +55,19 @@ class _Reader:
         return text
 
 
-def _sections(data: bytes) -> dict[str, tuple[int, int]]:
+def _find_sections(data: bytes) -> dict[str, tuple[int, int]]:
     """Return (offset in the file, size) of each section by name; nothing for a file of another format."""
     if data[:4] != b"\x7fELF" or data[4:6] != b"\x02\x01":
         return {}
     table, entry, count, names = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * entry) for i in range(count)]
     strings = headers[names][4]
-    return {_Reader(data, strings + h[0]).string(): (h[4], h[5]) for h in headers}
+    return {_DwarfReader(data, strings + h[0]).string(): (h[4], h[5]) for h in headers}
 
 
-def _program(data: bytes, start: int) -> Iterator[LineRow]:
+def _read_line_program(data: bytes, start: int) -> Iterator[LineRow]:
     """Yield the rows of one line-number program."""
-    r = _Reader(data, start)
+    r = _DwarfReader(data, start)
     end = r.take("I") + r.at
     version = r.take("H")
     if version not in (2, 3, 4):
@@ -128,13 +128,13 @@ def _program(data: bytes, start: int) -> Iterator[LineRow]:
 def rows_of(library: Path) -> tuple[LineRow, ...]:
     """Return the whole line table, sorted by address. A row without a file ends a range."""
     data = library.read_bytes()
-    place = _sections(data).get(".debug_line")
+    place = _find_sections(data).get(".debug_line")
     if place is None:
         return ()
     rows: list[LineRow] = []
     at = place[0]
     while at < place[0] + place[1]:
-        rows += _program(data, at)
+        rows += _read_line_program(data, at)
         at += 4 + struct.unpack_from("<I", data, at)[0]
     return tuple(sorted(rows, key=lambda row: row.address))
 

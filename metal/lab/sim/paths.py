@@ -31,7 +31,7 @@ _PLACE = "metal::__site sim_site = metal::__site::here()"
 def mark_paths(text: str) -> str:
     """Return the text with its marks. Line numbers do not change. A loop with unmatched brackets is not marked."""
     tokens, marks = KernelTokens(text), _Marks()
-    functions = list(_functions(tokens))
+    functions = list(_find_functions(tokens))
     calls = _Calls(tokens, functions)
     if not calls.meeting:
         return text
@@ -40,7 +40,7 @@ def mark_paths(text: str) -> str:
         if f.name in placed:
             _mark_function(tokens, marks, f)
         if f.kernel:
-            marks.insert(tokens.start(tokens.match[f.body]), _END)
+            marks.insert(tokens.start(tokens.partners[f.body]), _END)
     ends_of_do: set[int] = set()
     for i in tokens.loops():
         try:
@@ -51,7 +51,7 @@ def mark_paths(text: str) -> str:
             continue
         if i not in ends_of_do and calls.within(i, after):
             _mark_loop(tokens, marks, i)
-    return marks.made(text)
+    return marks.apply(text)
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ class _Function:
     kernel: bool = False
 
 
-def _functions(tokens: KernelTokens) -> Iterator[_Function]:
-    for body in sorted(tokens.match):
+def _find_functions(tokens: KernelTokens) -> Iterator[_Function]:
+    for body in sorted(tokens.partners):
         end = body - 1
         while tokens[end] in _AFTER_PARAMETERS:
             end -= 1
-        if tokens[body] != "{" or tokens[end] != ")" or end not in tokens.match:
+        if tokens[body] != "{" or tokens[end] != ")" or end not in tokens.partners:
             continue
-        opens = tokens.match[end]
+        opens = tokens.partners[end]
         at = opens - 1
-        if tokens[at] == "]" and at in tokens.match:  # a lambda goes by the name of its variable
-            at = tokens.match[at] - 2
+        if tokens[at] == "]" and at in tokens.partners:  # a lambda goes by the name of its variable
+            at = tokens.partners[at] - 2
             if tokens[at + 1] == "=":
                 yield _Function(tokens[at], at, opens, body, plain=False)
         elif tokens.is_word(at) and tokens[at] not in _CONTROL:
@@ -105,7 +105,7 @@ class _Calls:
         self.meeting = {name for name in self._names if _MEETING.fullmatch(name)}
         self.meeting |= {name for name, body in macros if _MEETING.search(body)}
         while more := {
-            f.name for f in functions if f.name not in self.meeting and self.within(f.body, tokens.match[f.body])
+            f.name for f in functions if f.name not in self.meeting and self.within(f.body, tokens.partners[f.body])
         }:
             self.meeting |= more
 
@@ -117,7 +117,7 @@ class _Calls:
 
 
 class _Marks:
-    """Insertions and replacements in a text; `made` applies them."""
+    """Insertions and replacements in a text; `apply` makes them."""
 
     def __init__(self) -> None:
         self._edits: list[tuple[int, int, str]] = []
@@ -128,7 +128,7 @@ class _Marks:
     def replace(self, start: int, end: int, text: str) -> None:
         self._edits.append((start, end, text))
 
-    def made(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         out, at = [], 0
         for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
             out += [text[at:start], new]
@@ -137,9 +137,9 @@ class _Marks:
 
 
 def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
-    """Return the functions that can get the place of a call: their names are only defined or, in functions, called."""
+    """Return the names of functions that can get the place of a call: each is only defined, or called in functions."""
     definitions = {f.at for f in functions}
-    bodies = [(f.body, tokens.match[f.body]) for f in functions]
+    bodies = [(f.body, tokens.partners[f.body]) for f in functions]
     called = set(calls.at)
     names = {f.name for f in functions} & calls.meeting - {f.name for f in functions if not f.plain}
     return names - {
@@ -152,7 +152,7 @@ def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], ca
 
 
 def _mark_function(tokens: KernelTokens, marks: _Marks, f: _Function) -> None:
-    closes = tokens.match[f.opens]
+    closes = tokens.partners[f.opens]
     if closes == f.opens + 1 or (closes == f.opens + 2 and tokens[f.opens + 1] == "void"):
         marks.replace(tokens.end(f.opens), tokens.start(closes), _PLACE)
     else:
@@ -164,8 +164,8 @@ def _mark_start(tokens: KernelTokens, marks: _Marks, i: int) -> None:
     """Insert the mark before the loop, and before its pragma or macro, which must stay next to the loop."""
     while tokens.is_word(i - 1) and tokens[i - 1].isupper():
         i -= 1
-    if tokens[i - 1] == ")" and tokens[tokens.match.get(i - 1, 0) - 1] == "_Pragma":
-        i = tokens.match[i - 1] - 1
+    if tokens[i - 1] == ")" and tokens[tokens.partners.get(i - 1, 0) - 1] == "_Pragma":
+        i = tokens.partners[i - 1] - 1
     if pragma := tokens.pragma_before(i):
         words = re.sub(r"\s*#\s*pragma\s+|\\\n", " ", pragma.group()).strip()
         marks.replace(pragma.start(), pragma.end(), f'{_LOOP}_Pragma("{words}")' + "\n" * pragma.group().count("\n"))
@@ -196,14 +196,14 @@ def _mark_loop(tokens: KernelTokens, marks: _Marks, i: int) -> None:
     _mark_start(tokens, marks, i)
     if tokens[i] == "do":
         return _mark_body(tokens, marks, i + 1)
-    closes = tokens.match[i + 1]
+    closes = tokens.partners[i + 1]
     if tokens[i] == "while":
         return _mark_condition(tokens, marks, i + 1, closes, closes + 1)
     semicolons, at = [], i + 2
     while at < closes:
         if tokens[at] == ";":
             semicolons.append(at)
-        at = tokens.match[at] + 1 if tokens[at] in ("(", "[", "{") else at + 1
+        at = tokens.partners[at] + 1 if tokens[at] in ("(", "[", "{") else at + 1
     if len(semicolons) == 2:
         return _mark_condition(tokens, marks, semicolons[0], semicolons[1], closes + 1)
     return _mark_body(tokens, marks, closes + 1)
@@ -266,7 +266,7 @@ class KernelTokens:
         return None
 
     @cached_property
-    def match(self) -> dict[int, int]:
+    def partners(self) -> dict[int, int]:
         """The index of each bracket's partner. Brackets that conditional compilation leaves unpaired are not in it."""
         out: dict[int, int] = {}
         open_ones: list[int] = []
@@ -294,7 +294,7 @@ class KernelTokens:
                     break
                 if not (self.is_word(at) or self[at][:1].isdigit() or self[at] in _IN_TEMPLATE_ARGUMENTS):
                     return None
-        return at if self[at] == "(" and at in self.match else None
+        return at if self[at] == "(" and at in self.partners else None
 
     def after_statement(self, i: int) -> int:
         """Return the index after the statement that begins at i.
@@ -304,17 +304,17 @@ class KernelTokens:
         """
         word = self[i]
         if word == "{":
-            return self.match[i] + 1
+            return self.partners[i] + 1
         if word in ("for", "while", "switch"):
-            return self.after_statement(self.match[i + 1] + 1)
+            return self.after_statement(self.partners[i + 1] + 1)
         if word == "if":
-            after = self.after_statement(self.match[i + 1 + (self[i + 1] == "constexpr")] + 1)
+            after = self.after_statement(self.partners[i + 1 + (self[i + 1] == "constexpr")] + 1)
             return self.after_statement(after + 1) if self[after] == "else" else after
         if word == "do":
-            return self.match[self.after_statement(i + 1) + 1] + 2
+            return self.partners[self.after_statement(i + 1) + 1] + 2
         if word.isupper() and self[i + 1] in _LOOPS:
             return self.after_statement(i + 1)
         at = i
         while at < len(self) and self[at] != ";":
-            at = self.match[at] + 1 if self[at] in _OPENS else at + 1
+            at = self.partners[at] + 1 if self[at] in _OPENS else at + 1
         return at + 1

@@ -133,7 +133,7 @@ def generate(
     params: list[BufferParam] = []
     lines: list[str] = []
 
-    def add(param_name: str, role: Role, element: str, space: str, reference: bool = False) -> None:
+    def add_param(param_name: str, role: Role, element: str, space: str, reference: bool = False) -> None:
         index = len(params)
         params.append(BufferParam(param_name, role, index, element, reference, space.endswith("constant")))
         lines.append(f"  {space} {element}{'&' if reference else '*'} {param_name} [[buffer({index})]]")
@@ -142,18 +142,18 @@ def generate(
         element = type_name(array.dtype)
         scalar, small = array.ndim == 0, array.size < MAX_CONSTANT_ELEMENTS
         kernel += f"_{element}" + ("s" if scalar else "c" if small else "")
-        add(input_name, Role.INPUT, element, "const constant" if small else "const device", scalar)
+        add_param(input_name, Role.INPUT, element, "const constant" if small else "const device", scalar)
         if not scalar:
             if f"{input_name}_shape" in source:
-                add(f"{input_name}_shape", Role.SHAPE, "int", "const constant")
+                add_param(f"{input_name}_shape", Role.SHAPE, "int", "const constant")
             if f"{input_name}_strides" in source:
-                add(f"{input_name}_strides", Role.STRIDES, "int64_t", "const constant")
+                add_param(f"{input_name}_strides", Role.STRIDES, "int64_t", "const constant")
             if f"{input_name}_ndim" in source:
-                add(f"{input_name}_ndim", Role.NDIM, "int", "const constant", True)
+                add_param(f"{input_name}_ndim", Role.NDIM, "int", "const constant", True)
     for output_name, dtype in outputs:
         element = type_name(dtype)
         kernel += f"_{element}"
-        add(output_name, Role.OUTPUT, f"atomic<{element}>" if atomic_outputs else element, "device")
+        add_param(output_name, Role.OUTPUT, f"atomic<{element}>" if atomic_outputs else element, "device")
     attributes = tuple(a for a in ATTRIBUTES if a in source)
     lines += [f"  {ATTRIBUTES[a]} {a} [[{a}]]" for a in attributes]
 

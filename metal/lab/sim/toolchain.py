@@ -130,11 +130,11 @@ def _hook_flags() -> list[str]:
     return [part for key, value in _HOOKS.items() for part in ("-mllvm", f"-{key}={value}")]
 
 
-def _native() -> list[str]:
+def _native_flags() -> list[str]:
     return ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else ["-mcpu=native"]
 
 
-def _stamp(path: str) -> str:
+def _file_stamp(path: str) -> str:
     status = os.stat(os.path.realpath(path))
     return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
 
@@ -150,7 +150,7 @@ def find_compiler() -> Clang:
     for candidate in candidates:
         path = shutil.which(candidate) if candidate else None
         if path and _is_recent_enough((path,)):
-            return Clang((path, *_native()), (path, "-shared"), _stamp(path))
+            return Clang((path, *_native_flags()), (path, "-shared"), _file_stamp(path))
     package = importlib.util.find_spec("ziglang")
     if package is not None:
         zig = str(Path(next(iter(package.submodule_search_locations or [])), "zig"))  # `python -m ziglang` starts twice
@@ -174,7 +174,7 @@ def mlx_headers() -> Path:
     raise ToolchainMissing("the installed mlx brings no Metal headers (mlx/include): install mlx 0.32 from its wheel")
 
 
-def _includes() -> list[str]:
+def _include_flags() -> list[str]:
     return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
 
 
@@ -182,7 +182,7 @@ def kernel_flags(build: Build) -> list[str]:
     """Return the flags that compile a kernel."""
     start = "-ftrivial-auto-var-init=" + ("zero" if build is Build.ZEROED else "pattern")
     how = [*_CHECKED, *_hook_flags()] if build is Build.CHECKED else _UNCHECKED
-    return [*_KERNEL, start, *how, *_includes()]
+    return [*_KERNEL, start, *how, *_include_flags()]
 
 
 # Built libraries, and the cache.
@@ -208,9 +208,9 @@ def build(text: str, what_for: Build) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             source, unit, library = (Path(folder, name) for name in ("kernel.cpp", "kernel.o", "kernel.so"))
             source.write_text(text)
-            header = ["-Xclang", "-include-pch", "-Xclang", str(_preamble(tuple(flags)))]
-            _execute([*compiler.compile, *flags, *header, "-c", str(source), "-o", str(unit)])
-            _execute([*compiler.link, str(unit), str(_runtime_object()), "-o", str(library)])
+            header = ["-Xclang", "-include-pch", "-Xclang", str(_precompile_preamble(tuple(flags)))]
+            _run_compiler([*compiler.compile, *flags, *header, "-c", str(source), "-o", str(unit)])
+            _run_compiler([*compiler.link, str(unit), str(_runtime_object()), "-o", str(library)])
             _store(library, target)
     return target
 
@@ -229,7 +229,7 @@ def cache_folder() -> Path:
 def content_key(*parts: str) -> str:
     """Return a cache name: a hash of `parts`, compiler, processor, MLX's version, the simulator's shim and runtime."""
     compiler = find_compiler()
-    everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
+    everything = [compiler.identity, _processor_name(), _hash_own_files(), importlib.metadata.version("mlx"), *parts]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
 
 
@@ -253,7 +253,7 @@ def _last_used(path: Path) -> float:
 
 
 @cache
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -262,7 +262,7 @@ def _processor() -> str:
 
 
 @cache
-def _own_files() -> str:
+def _hash_own_files() -> str:
     digest = hashlib.sha256()
     for path in sorted([*SHIM.rglob("*"), *RUNTIME.iterdir()]):
         if path.is_file():
@@ -271,7 +271,7 @@ def _own_files() -> str:
 
 
 @cache
-def _preamble(flags: tuple[str, ...]) -> Path:
+def _precompile_preamble(flags: tuple[str, ...]) -> Path:
     """Precompile MLX's preamble and the shim headers for this process. They take half of the time of a small kernel.
 
     The input has the same path in every process, so zig finds the result in its own cache. The result has no
@@ -281,7 +281,7 @@ def _preamble(flags: tuple[str, ...]) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     header, compiled = SHIM / "sim" / "preamble.h", Path(folder, "preamble.pch")
     once = ["-Xclang", "-fno-pch-timestamp", "-x", "c++-header"]
-    _execute([*find_compiler().compile, *flags, *once, str(header), "-o", str(compiled)])
+    _run_compiler([*find_compiler().compile, *flags, *once, str(header), "-o", str(compiled)])
     return compiled
 
 
@@ -298,18 +298,18 @@ def _runtime_object() -> Path:
             unit = Path(folder, "runtime.cpp")
             unit.write_text("".join(f'#include "{source}"\n' for source in sources))
             built = Path(folder, "runtime.o")
-            _execute([*compiler.compile, *RUNTIME_FLAGS, "-c", str(unit), "-o", str(built)])
+            _run_compiler([*compiler.compile, *RUNTIME_FLAGS, "-c", str(unit), "-o", str(built)])
             _store(built, target)
     return target
 
 
-def _execute(command: list[str]) -> None:
+def _run_compiler(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise KernelCompileError(_readable(done.stderr))
+        raise KernelCompileError(_shorten_diagnostics(done.stderr))
 
 
-def _readable(diagnostics: str) -> str:
+def _shorten_diagnostics(diagnostics: str) -> str:
     """Return a message with the first lines of the compiler's output."""
     kept = [line for line in diagnostics.splitlines() if line.strip() and " generated." not in line]
     return "the kernel does not compile:\n" + "\n".join(kept[:40])

@@ -153,7 +153,7 @@ def test_the_loss_of_a_link_is_final() -> None:
         with pytest.raises(HostLost, match="one ended or closed its connection") as raised:
             use()
         assert raised.value.host == "one" and raised.value is not lost[0]
-    assert str(lost[0]) == one.lost and len(lost) == 1 and one.ended_there and not other.ended_there
+    assert str(lost[0]) == one.loss_reason and len(lost) == 1 and one.ended_there and not other.ended_there
     one.when_lost(lost.append)
     assert len(lost) == 2
     one.close()
@@ -218,7 +218,7 @@ def test_a_message_in_flight_delays_no_heartbeat() -> None:
     with ThreadPoolExecutor() as threads, closing(one), closing(other):
         sending = threads.submit(one.send, bytes(50 * MEGABYTE))
         time.sleep(3.5)  # Longer than the limit, and the message is stuck all the time.
-        assert not sending.done() and one.lost is None and other.lost is None
+        assert not sending.done() and one.loss_reason is None and other.loss_reason is None
         assert len(other.receive()) == 50 * MEGABYTE
         sending.result(PATIENCE)
 

@@ -116,7 +116,7 @@ def test_the_pass_can_be_left_out():
 
 def test_without_the_front_end_a_warning_says_that_nothing_is_judged(monkeypatch):
     monkeypatch.setattr(legal, "available", lambda: False)
-    kernel._warn_once.cache_clear()
+    kernel._warn_once_unchecked.cache_clear()
     with pytest.warns(UserWarning, match="pip install libclang"):
         launch(I + "float a = 2;\nfloat& unspaced = a; y[i] = unspaced;")
 

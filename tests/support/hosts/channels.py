@@ -33,8 +33,8 @@ class QueueChannel:
         self._arrived.put(message)
 
     @property
-    def lost(self) -> str | None:
-        """As `Channel.lost`."""
+    def loss_reason(self) -> str | None:
+        """As `Channel.loss_reason`."""
         return "closed" if self._closed else None
 
     def receive(self, timeout: float | None = None) -> bytes:
