@@ -58,8 +58,8 @@ class LogitRows:
         kept_indices: npt.NDArray[np.int32],
         embeddings: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """Run a pass as `run` does, and also return what `project` needs for the tokens `kept_indices`, `[len(kept),
-        ...]`: their hidden states, or their logits if nothing is wrapped.
+        """Run a pass as `run` does, and also return the input of `project` for the tokens `kept_indices`, `[len(kept),
+        ...]`: their hidden states, or their logits if no module of this model could be wrapped.
         """
         return self._run(tokens, caches, rows, mx.array(kept_indices), embeddings)
 
@@ -71,8 +71,8 @@ class LogitRows:
             return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _do_nothing)[:, 0]
 
     def has_hidden_states(self) -> bool:
-        """Return whether `hidden_states` gives the model's last hidden states: its body, the part that has the wrapped
-        norm, returns just what the norm returns. Nothing is computed.
+        """Return whether `hidden_states` gives the model's last hidden states. It does if the wrapped norm is the last
+        operation of the module that contains it. Nothing is computed.
         """
         path = next((path for path, module in self._model.named_modules() if module is self._pick), "")
         parent = path.rpartition(".")[0]
@@ -315,7 +315,7 @@ def _wrap_if_rows_suffice(
 
 
 def _do_nothing() -> None:
-    """Do nothing: what a pass calls at attention if nobody listens."""
+    """Do nothing: the callback of a lazy pass whose attention calls do not matter."""
     pass
 
 

@@ -90,7 +90,7 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return NumPy copies of a group's blocks; if it is `STATE`, of snapshots, with None for missing ones."""
+        """Return NumPy copies of a group's blocks. For the group `STATE`, copy snapshots instead; None if missing."""
         if group != STATE:
             return [*copy_out_blocks(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
@@ -130,7 +130,7 @@ def write_tail_column(tail: Slab | None, column: int, columns: int, new: Slab) -
 
 
 class ArenaWriteIndex:
-    """A write's slots as a device index for all layers of `group`. Raises KVBlockError for a slot outside the arena."""
+    """The slots of an arena write, as an index array on the device for all layers of `group`."""
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
         arena.check_slots(group, write.slots)
@@ -159,7 +159,7 @@ _NONE, _PLAIN, _BFLOAT16 = range(3)
 
 
 def copy_out_blocks(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
-    """Return NumPy copies of a group's blocks, leaving no arena view. Nothing may be in flight, as for a write."""
+    """Return NumPy copies of a group's blocks. No step may be in flight."""
     layers, size = arena.groups[group].layers, arena.block_size
     copies: list[list[np.ndarray]] = [[] for _ in blocks]
     for index, layer in enumerate(layers):
@@ -374,8 +374,8 @@ class CopyWatch:
 
 
 def _copied_sizes(arrays: Sequence[mx.array], tolerance: int) -> list[int] | None:
-    """Evaluate arrays one by one, and return the bytes of each that MLX copied instead of writing in place (give or
-    take `tolerance`); None, some perhaps not evaluated, if that cannot be told.
+    """Evaluate arrays one by one, and return the bytes of each that MLX copied instead of writing in place, by MLX's
+    memory counts (give or take `tolerance`). Stop and return None if other threads change these counts.
     """
     copied_sizes = []
     previous = _MemoryCounts.now()
