@@ -42,7 +42,7 @@ _PRUNE_STEP = 2
 
 @dataclass(frozen=True)
 class NormOrigin:
-    """How an array was computed: `norm` of `input_array`. Since then, only axes of length 1 may have moved."""
+    """How an array was computed: as `norm` of `input_array`, after which at most axes of length 1 have moved."""
 
     module: Any
     norm: HeadNorm
@@ -62,8 +62,8 @@ class RotaryOrigin:
 
 
 class TrackedArray(mx.array):
-    """An array that remembers how it was computed (`origin`). Results of operations do not, except a transposition
-    that moves an axis of length 1; a change in place forgets it.
+    """An array that remembers how it was computed (`origin`). A transposition that moves an axis of length 1 keeps the
+    origin. Other operations return plain arrays, and a change in place clears it.
     """
 
     origin: NormOrigin | RotaryOrigin | None = None
@@ -86,11 +86,11 @@ def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
 def _forget_on_change(name: str) -> Callable[..., Any]:
     """Return an override of the in-place method `name` that also clears the origin."""
 
-    def change(self: TrackedArray, *args: Any) -> Any:
+    def change_and_forget(self: TrackedArray, *args: Any) -> Any:
         self.origin = None
         return getattr(mx.array, name)(self, *args)
 
-    return change
+    return change_and_forget
 
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
@@ -235,13 +235,13 @@ class TailWriter:
             return []
         variants: dict[TailWriteVariant, None] = {}
 
-        def stored(layer: int, keys: mx.array, values: mx.array | None) -> None:
+        def add_variant(layer: int, keys: mx.array, values: mx.array | None) -> None:
             if (kernel_inputs := self._match_kernel_inputs(keys, values)) is not None:
                 variants.setdefault(kernel_inputs[0].variant)
 
         self._positions = positions = mx.zeros(2, mx.int32)
         try:
-            trace_decode_step(model, positions, stored)
+            trace_decode_step(model, positions, add_variant)
         finally:
             self.end()
         return [KernelCheck(variant.label, partial(self._is_approved, variant)) for variant in variants]
