@@ -43,7 +43,7 @@ from cortexmlx.kv.sizing import (
     tokens_that_fit,
 )
 from cortexmlx.kv.snapshots import SnapshotRegistry
-from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, paged_groups, quantization_error, quantize_groups
+from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, kv_bits_error, paged_groups, quantize_groups
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
@@ -296,7 +296,7 @@ def choose_execution_mode(
         return PagedMode(model, quantize_groups(group_layers(probe_kv_specs(model)), kv_bits, kv_group_size))
     except NotPaged as why:
         if kv_bits is not None:
-            raise quantization_error(kv_bits, str(why)) from why
+            raise kv_bits_error(kv_bits, str(why)) from why
         return SerialMode(model, why)
 
 
