@@ -196,13 +196,13 @@ def _build_head_skeleton(config: Mapping[str, Any], model: Any = None) -> Skelet
 
 def _build_lazy_model(config: dict[str, Any]) -> Any:
     """Build the mlx-lm model with lazy arrays, which allocate nothing."""
-    from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+    from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package_message
     from cortexmlx.models.folder_config import describe_missing_settings, older_settings
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
     kind = config["model_type"]
-    if message := missing_package(kind):
+    if message := missing_package_message(kind):
         raise ModelUnsupported(f"mlx-lm says of {kind!r}: {message}")
     try:
         model_class, args_class = import_mlx_lm_utils()._get_classes(config)

@@ -179,8 +179,8 @@ def _shim_path() -> Path | None:
 
 
 def _choose_thread_count() -> int | None:
-    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded:
-    its own threads spin from then on, and would be counted as others.
+    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded,
+    because from then on the library's own threads spin, and would be counted as busy ones of others.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return None
@@ -208,8 +208,8 @@ def idle_cpus(usable: int, cpus: int, busy_threads: int) -> int:
 
 
 def count_busy_threads() -> int:
-    """Return how many threads on this machine, other than this one, want to run now: the median of five looks, 16 ms
-    in all. The load average would still count what ended a minute ago.
+    """Return how many threads on this machine, other than this one, want to run now: the median of five readings in
+    16 ms. The load average would still count threads that ended a minute ago.
     """
     counts = []
     for look in range(5):
