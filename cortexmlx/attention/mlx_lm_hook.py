@@ -93,7 +93,7 @@ def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
 
 
 class LayerCache(PipelineSender):
-    """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
+    """A layer's cache (a leaf) as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
     and returns the handle to attend with. Without `values`, the values are part of the keys.
     """
 

@@ -99,9 +99,8 @@ class SpanStep:
 
 
 class RecurrentCache(PipelineSender):
-    """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself, but `caches`, one of
-    mlx-lm's for each span of `step`. Both exist from `begin` to `end`. The arrays with which its module is called
-    go to `feed` first.
+    """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself. From `begin` to `end` it
+    has `caches`, one of mlx-lm's for each span of `step`. Arrays with which its module is called go to `feed` first.
     """
 
     lengths = left_padding = None
@@ -189,7 +188,7 @@ class RecurrentCache(PipelineSender):
 
 
 def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
-    """Copy the states that a module changed in one span to the next span; the layer's other modules set the others."""
+    """Copy the states that a module changed in one span to the next span's cache, and leave the other states alone."""
     for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new

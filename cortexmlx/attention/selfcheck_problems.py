@@ -70,7 +70,7 @@ def make_decode_problem(
     """
     random = np.random.default_rng(7)
 
-    def draw(*shape: int) -> Floats:
+    def draw_numbers(*shape: int) -> Floats:
         return _draw_numbers(random, *shape)
 
     rows, heads = len(lengths), _KV_HEADS * variant.group
@@ -79,7 +79,7 @@ def make_decode_problem(
     if unseen_tokens:
         unseen_blocks = np.full((rows, unseen_tokens // variant.block_size), blocks, tables.dtype)
         tables, blocks = np.concatenate([unseen_blocks, tables], 1), blocks + 1
-    queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
+    queries, sinks, slopes = draw_numbers(rows, heads, variant.key_dim), draw_numbers(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
     def lay_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
@@ -317,21 +317,21 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
     rows, rotation = len(_POSITIONS), variant.rope
     half = rotation.dims // 2
 
-    def draw(*shape: int) -> tuple[mx.array, Numbers]:
+    def draw_array_and_numbers(*shape: int) -> tuple[mx.array, Numbers]:
         numbers = random.integers(-16, 17, shape) / 32  # every dtype holds them
         return mx.array(numbers.astype(np.float32)).astype(getattr(mx, variant.dtype)), numbers
 
     (queries, q), (keys, k), (values, v) = (
-        draw(rows, heads, dim)
+        draw_array_and_numbers(rows, heads, dim)
         for heads, dim in (
             (_QUERY_HEADS, variant.key_dim),
             (_TAIL_KV_HEADS, variant.key_dim),
             (_TAIL_KV_HEADS, variant.value_dim),
         )
     )
-    weight, w = draw(variant.key_dim)
-    old_keys, new_keys = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
-    old_values, new_values = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
+    weight, w = draw_array_and_numbers(variant.key_dim)
+    old_keys, new_keys = draw_array_and_numbers(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
+    old_values, new_values = draw_array_and_numbers(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
     frequencies = (rotation.base or 10000.0) ** (np.arange(half) / half)
     angle = (_POSITIONS[:, None] * rotation.scale / frequencies)[:, None]
 

@@ -165,7 +165,7 @@ class TailWriter:
     def _make_tracking_rope(self, kind: Any, rotation: RopeParameters, frequencies: mx.array | None) -> Any:
         """Return a subclass of a rotary module class whose results are tracked."""
 
-        class Tracking(kind):  # type: ignore[misc]
+        class TrackingRope(kind):  # type: ignore[misc]
             def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
                 out: mx.array = super().__call__(x, *args, **kwargs)
                 offset = kwargs.get("offset", args[0] if args else None)
@@ -175,19 +175,19 @@ class TailWriter:
                 self._rotated_arrays.append(tracked)
                 return tracked
 
-        return Tracking
+        return TrackingRope
 
     def _make_tracking_norm(self, kind: Any, weight: mx.array, norm: HeadNorm) -> Any:
         """Return a subclass of a norm class whose results are tracked."""
 
-        class Tracking(kind):  # type: ignore[misc]
+        class TrackingNorm(kind):  # type: ignore[misc]
             def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
                 out: mx.array = super().__call__(x, *args, **kwargs)
                 if self._positions is None or module.weight is not weight or args or kwargs:  # with a gate, perhaps
                     return out
                 return _track(out, NormOrigin(module, norm, _alias(x)))
 
-        return Tracking
+        return TrackingNorm
 
     def begin(self, positions: mx.array, host_positions: IntArray, columns: int, column: int) -> None:
         """Begin a decode step whose tokens are at `positions` `[rows]`, which the model gets as its caches' offset.

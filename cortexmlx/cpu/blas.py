@@ -38,7 +38,7 @@ class BlasState(str, Enum):
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """The outcome of `preload`, and a line about it for the user. `threads`: how many the library uses (0: unknown)."""
+    """The outcome of `preload`, with a line about it for the user, and the library's thread count (0 if unknown)."""
 
     state: BlasState
     line: str
@@ -55,8 +55,8 @@ _lock = threading.Lock()
 
 
 def preload() -> BlasStatus:
-    """Load a fast BLAS globally, once. Later calls return the first outcome. Call it before mlx is imported: later, it
-    works with our shim only, and logs a warning if mlx stays slow.
+    """Load a fast BLAS globally, once. Later calls return the first outcome. Call it before mlx is imported. After
+    that, it works only with our shim, and logs a warning if mlx stays slow.
 
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """

@@ -274,7 +274,7 @@ class ServedAdapters:
 
 
 class _LayerHook:
-    """Adds the adapters' products to one layer's output. It is no array and no module, so it is no parameter."""
+    """Adds the adapters' products to one layer's output. It is no module, so MLX does not look for parameters in it."""
 
     def __init__(self, adapters: ServedAdapters, module: int) -> None:
         self._adapters = adapters
@@ -475,7 +475,7 @@ def make_route(slots: IntArray) -> Route | None:
 
 
 def _make_gathered_part(slots: IntArray, begin: int, end: int) -> RoutePart:
-    """Return the part `begin .. end`, in which each token may have another slot."""
+    """Return the part `begin .. end` of a route, in which each token has its own slot."""
     part_slots = slots[begin:end]
     is_uniform = bool((part_slots == part_slots[0]).all())
     return RoutePart(begin, end, int(part_slots[0]), None if is_uniform else mx.array(part_slots.astype(np.uint32)))

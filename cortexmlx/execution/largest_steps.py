@@ -206,7 +206,7 @@ class _OutlineRunner(ModelRunner):
         shapes = self._outline_arena.slabs()
         states = self._outline_states(plan) if len(plan.logit_rows) > len(plan.logit_segments) else []
 
-        def step(*inputs: mx.array) -> list[mx.array]:
+        def build_step(*inputs: mx.array) -> list[mx.array]:
             arrays = iter(inputs)
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
             self._outline_arena.set_slabs({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
@@ -224,9 +224,8 @@ class _OutlineRunner(ModelRunner):
         early_arrays: list[tuple[mx.array, ...]] = []
         self._feed.hand_over = early_arrays.append
         try:
-            graph = trace_graph(
-                step, *(array for _, array in (*weights, *slabs, *tail_arrays)), *states, computed_first=early_arrays
-            )
+            arguments = [array for _, array in (*weights, *slabs, *tail_arrays)]
+            graph = trace_graph(build_step, *arguments, *states, computed_first=early_arrays)
         finally:
             self.model.update(tree_unflatten(weights))
             self._outline_arena.set_slabs(shapes)

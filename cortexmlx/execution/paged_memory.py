@@ -143,7 +143,7 @@ class ArenaWriteIndex:
         self._zeros = len(write.zeros)
 
     def pad(self, values: mx.array) -> mx.array:
-        """Return `values` `[heads, tokens, dim]` followed by zeros for the write's zero slots."""
+        """Return `values` `[heads, tokens, dim]` with zeros added for the slots that the write sets to zero."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
 
 

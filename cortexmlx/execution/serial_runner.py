@@ -62,7 +62,7 @@ def _empty_caches_on_failure(
 class SerialRunner:
     """Runs planned steps of a single row on mlx-lm's own caches, as mlx-lm's `generate_step` does. Prompts are
     computed in pieces `[1, count]`. The last token of a prompt is a pass of its own, because only its logits are
-    wanted. Further tokens are `[1, 1]`. Tokens to be scored are a pass for every few rows of logits.
+    wanted. Further tokens are `[1, 1]`. Tokens to be scored take one pass per few tokens, to bound the logits' memory.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int) -> None:

@@ -120,7 +120,7 @@ class StateStore:
         return self._step if self.leaves else None
 
     def snapshot(self, name: int) -> StateBatch | None:
-        """Return a snapshot's state; None if it does not exist. Without recurrent layers all exist, without arrays."""
+        """Return a snapshot's state; None if it does not exist. Without recurrent layers, return an empty state."""
         return self._snapshots.get(name) if self.leaves else StateBatch((), 1)
 
     def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:

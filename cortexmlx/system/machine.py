@@ -179,7 +179,7 @@ def mlx_has_matrix_kernels() -> bool | None:
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system, in milliseconds. Only glibc would keep freed weights of middle size."""
+    """Give freed memory back to the system, in milliseconds. Only glibc, which keeps freed weights, needs this."""
     with contextlib.suppress(OSError, AttributeError):  # no C library of that kind
         ctypes.CDLL(None).malloc_trim(0)
 
