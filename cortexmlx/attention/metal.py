@@ -255,7 +255,7 @@ def _split_kv(arrays: Slab) -> tuple[mx.array, mx.array | None]:
 
 def _require_contiguous(layer: int, slab: Slab) -> None:
     """Raise KVBlockError unless each slab is row-contiguous in memory, as the kernels read it. MLX does not check this,
-    and with other strides the answers would be wrong. Slabs come from `mx.zeros` and writes in place, so they are.
+    and with other strides the answers would be wrong. Slabs from `mx.zeros` and writes in place are contiguous.
 
     A memoryview holds its array, not more: MLX waits for the array and hands out its pointer (`python/src/buffer.h`,
     0.32). While it exists, a write would copy the slab, so it is released at once, also if an error keeps this frame.

@@ -181,7 +181,7 @@ def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """Check a prefill variant on pieces of any bounds, with a window and without. Errors are as in `check_decode`."""
+    """Check a prefill variant on pieces of several lengths, with and without a window. Fails as `check_decode` does."""
 
     def measure_error() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
@@ -195,7 +195,7 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
 
 
 def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> VariantCheck:
-    """Check a tail-write kernel variant: its rotated queries, and the tails. Errors are as in `check_decode`."""
+    """Check a tail-write kernel variant: its rotated queries, and the tails. Fails as `check_decode` does."""
 
     def measure_error() -> Difference:
         problem = make_tail_problem(variant)
@@ -282,10 +282,10 @@ def max_difference(result: npt.NDArray[np.float32], expected: npt.NDArray[np.flo
     return float(np.abs(result - expected).max())
 
 
-def _require_no_copy(launch: str, variant: CheckedVariant, concealed_error: Callable[[], float]) -> None:
-    """Raise NoResult if a launch copies the slabs, as MLX does silently by default for inputs not row-contiguous."""
+def _require_no_copy(launch: str, variant: CheckedVariant, strided_error: Callable[[], float]) -> None:
+    """Raise NoResult if a launch copies slabs that are not row-contiguous, which makes `strided_error()` large."""
     try:
-        error = concealed_error()
+        error = strided_error()
     except NoResult:
         error = np.inf
     if error > _TOLERANCE[variant.dtype]:

@@ -218,7 +218,7 @@ class TailWriter:
 
     def write(self, keys: mx.array, values: mx.array | None, tail: Slab | None) -> WrittenTail | None:
         """Return a layer's tail with its new keys and values `[rows, kv_heads, 1, dim]` written; None if the kernel
-        cannot compute them. `tail` is the one before; None: a new one begins.
+        cannot compute them. `tail` is the layer's tail before; without it, a new tail begins.
         """
         kernel_inputs = self._match_kernel_inputs(keys, values)
         if kernel_inputs is None or self._packed_positions is None or not self._serves(kernel_inputs[0].variant):

@@ -47,7 +47,7 @@ class TimingBudget:
         self._longest_run = 0.0
 
     def run(self, candidate: Candidate, expected: float | None = None) -> float:
-        """Run a candidate, and return the seconds that it computed. `expected` is what its last run took.
+        """Run a candidate, and return how many seconds it took. `expected` is what its last run took.
 
         Raises BudgetSpent before the run, and whatever the candidate raises.
         """

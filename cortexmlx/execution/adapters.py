@@ -32,7 +32,7 @@ _MIN_RANK = 8
 
 class AdapterGroup:
     """LoRA adapters with the same target layers and the same table rank (see `_table_rank`).
-    They share one table per target, so a step that uses several of them multiplies each target only by one A and one B.
+    They share one table per target, so that a step with several of them takes one product with A and one with B.
     """
 
     def __init__(self, modules: dict[str, nn.Module], rank: int, dtype: mx.Dtype) -> None:
@@ -250,7 +250,7 @@ class ServedAdapters:
         self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module`: the layer's id."""
+        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module` is its id."""
         part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)

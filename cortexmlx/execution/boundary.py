@@ -215,7 +215,7 @@ def return_refusals(work: Callable[P, T]) -> Callable[P, T | Refusal]:
     """Decorate `work`: if the system gives it no memory, it returns a `Refusal` instead of raising."""
 
     @wraps(work)
-    def work_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+    def run_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
         try:
             return work(*args, **kwargs)
         except Exception as error:
@@ -224,4 +224,4 @@ def return_refusals(work: Callable[P, T]) -> Callable[P, T | Refusal]:
             clear_frames(error.__traceback__)  # they hold arrays
             return Refusal(str(error), isinstance(error, MemoryRefused))
 
-    return work_or_refuse
+    return run_or_refuse

@@ -77,7 +77,7 @@ class ExecutionMode(Protocol):
         """Return the checks that compile and test kernels before the first step: see `AttentionBackend.checks`."""
 
     def tail_write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
-        """Return the checks of the kernel that writes the tail. They need a runner."""
+        """Return the checks of the kernel that writes the tail. Call it after `make_runner`."""
 
     def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> Runner:
         """Return the runner, without blocks. Raises ModelUnsupported if answers would depend on how prompts are cut."""

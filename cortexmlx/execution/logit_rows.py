@@ -145,7 +145,7 @@ class _ModuleWrapper(nn.Module):  # type: ignore[misc]
 
 @dataclass
 class RowSelection:
-    """Which rows a wrapped module passes on and keeps in one pass. It is no module, so its arrays are no parameters."""
+    """Which rows a wrapped module passes on and keeps in one pass. No module, so that its arrays are no parameters."""
 
     calls_left: int
     """How many calls of the norm are left until the one at which rows are picked."""
@@ -279,7 +279,7 @@ def _wrap_last_norm(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
 
 
 def _wrap_body(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
-    """Wrap the child module of the model in whose one call all attention happens."""
+    """Wrap the model's child module that does all attention within one call."""
     parts = {name: part for name, part in model.children().items() if isinstance(part, nn.Module)}
     order: list[str] = []
     for name, part in parts.items():

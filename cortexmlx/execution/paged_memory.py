@@ -90,7 +90,7 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return NumPy copies of a group's blocks. For the group `STATE`, copy snapshots instead; None if missing."""
+        """Return NumPy copies of a group's blocks, or, for the group `STATE`, of snapshots (None if missing)."""
         if group != STATE:
             return [*copy_out_blocks(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
@@ -192,7 +192,7 @@ def load_pieces(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) 
 
 
 def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None:
-    """Write the pieces of one layer group to their blocks."""
+    """Write the pieces of one layer group that were loaded from disk to their blocks."""
     blocks = np.array([each.target for each in loads], np.int32)
     arena.check_blocks(group, blocks)
     slots = (blocks[:, None] * arena.block_size + np.arange(arena.block_size, dtype=np.int32)).reshape(-1)

@@ -49,14 +49,14 @@ def _empty_caches_on_failure(
     """Decorate `work` so that the caches are emptied if it fails."""
 
     @wraps(work)
-    def work_or_empty(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_or_empty_caches(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return work(self, *args, **kwargs)
         except Exception:
             self.arena.rewind(0)
             raise
 
-    return work_or_empty
+    return run_or_empty_caches
 
 
 class SerialRunner:
@@ -332,7 +332,7 @@ class SequenceCaches:
         return [array for leaf in flatten_caches(self._caches) for array in _cache_arrays(leaf)]
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether the system would now give the memory that a sequence of `blocks` blocks lacks."""
+        """Return whether the system would now give the memory for a sequence of `blocks` blocks."""
         required_bytes = sequence_bytes(self.groups, blocks[0] * self.block_size)
         return can_allocate(max(required_bytes - self.nbytes, 0) + _SPARE_BYTES)
 

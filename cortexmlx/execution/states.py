@@ -132,7 +132,7 @@ class StateStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states and snapshots, and of what is kept to take back drafts."""
+        """Bytes of all states and snapshots, and of what is kept because drafts may be rejected."""
         spans = self._spans()
         arrays = [*self.arrays(), *self.recorded_arrays(), *(a for span in spans for a in span.before.arrays())]
         return sum(array.nbytes for array in arrays)
@@ -143,15 +143,15 @@ class StateStore:
         return [array for batch in batches.values() for array in batch.arrays()]
 
     def recorded_arrays(self) -> list[mx.array]:
-        """Return the arrays that are kept because drafted tokens may be taken back."""
+        """Return the arrays that are kept because drafts may be rejected."""
         return [a for span in self._spans() for calls in span.calls for call in calls for a in call.arrays()]
 
     def _spans(self) -> set[VerifiedSpan]:
-        """Return the spans some of whose tokens may be taken back."""
+        """Return the spans of which some tokens may be rejected."""
         return {place.span for place in self._current_places.values() if place.span is not None}
 
     def outline_rows(self, segments: Sequence[Segment]) -> list[mx.array]:
-        """Return arrays that are not computed, of the shapes of the rows' states, for `begin_rows`."""
+        """Return arrays of zeros, never computed, with the shapes of the rows' states, for `begin_rows`."""
         batches = [self._current_places[segment.job, segment.generation].batch for segment in segments]
         return [mx.zeros((1, *array.shape[1:]), array.dtype) for batch in batches for array in batch.arrays()]
 

@@ -143,7 +143,7 @@ class BlockPools:
         return sum(dropped_counts)
 
     def cap_at(self, blocks: Sequence[int]) -> None:
-        """Set pools and limits to the arena's `blocks` blocks, as it could not grow. No sequence may have blocks."""
+        """Set pools and limits to the `blocks` of an arena that could not grow. No sequence may have blocks."""
         self.grow(blocks)
         self._drop_end_blocks([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
@@ -172,7 +172,7 @@ class BlockPools:
         self._look_suffices = True
 
     def reset_limits_if_cheap(self) -> None:
-        """Allow growth again if a refusal would cost nothing: `may_resize` foresaw each refusal since the last time."""
+        """Allow growth again if another refusal would cost nothing, because `may_resize` foresaw all others so far."""
         if self._look_suffices:
             self.reset_limits()
 

@@ -121,7 +121,7 @@ def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = N
 
 
 def max_long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
-    """Return the most rows for which a tail on a GPU should be long (`LONG_TAIL_COLUMNS` columns); 0 for never. The
+    """Return the most rows for which a tail on a GPU should be long (`LONG_TAIL_COLUMNS` columns); 0 if none. The
     model has `weights` bytes of weights.
 
     A flush drains the pipeline, which costs about a step: at least the time in which the weights are read. A longer

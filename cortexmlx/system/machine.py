@@ -91,7 +91,7 @@ def metal_device() -> str | None:
 
 
 def trusts_gpu() -> bool:
-    """Return whether MLX computes on a real Apple GPU, whose failures are faults, not on one of a virtual machine."""
+    """Return whether MLX computes on a physical Apple GPU, where any failure is a fault, not on a virtual machine's."""
     import mlx.core as mx
 
     name = metal_device()
