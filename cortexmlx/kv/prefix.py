@@ -49,7 +49,7 @@ Salt = str | AdapterSalt | None
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A node in the tree of cached blocks, and the entries that follow it. One that is not a `PrefixEntry` is a root."""
+    """A node in the tree of cached blocks, and the entries that follow it. Nodes that are no `PrefixEntry` are roots."""
 
     key: Key
     children: OrderedDict[Key, PrefixEntry] = field(default_factory=OrderedDict, kw_only=True)
