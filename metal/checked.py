@@ -15,8 +15,8 @@ CHECKED: tuple[CheckedKernel, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PR
 
 
 def select_quick() -> tuple[CheckedKernel, ...]:
-    """Return the first variant of every kernel and dtype: what `cortexmlx doctor --quick` checks. Kernels that read
-    quantized keys and values have a text of their own.
+    """Return the first variant of every kernel and dtype: what `cortexmlx doctor --quick` checks. A decode kernel for
+    quantized keys and values counts as a kernel of its own.
     """
     first: dict[tuple[object, ...], CheckedKernel] = {}
     for variant in CHECKED:

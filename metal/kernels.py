@@ -48,13 +48,13 @@ def kernel_text(name: str, *, quantized: bool = True) -> str:
     `quantized`, the headers about quantized keys and values are left out.
     """
 
-    def text_of(name: str) -> str:
+    def read_with_headers(name: str) -> str:
         if not quantized and name in QUANTIZED_HEADERS:
             return ""
         text = (files("cortexmlx.metal") / "shaders" / name).read_text()
-        return _OWN_HEADER.sub(lambda header: text_of(header[1]), text)
+        return _OWN_HEADER.sub(lambda header: read_with_headers(header[1]), text)
 
-    return text_of(name)
+    return read_with_headers(name)
 
 
 def make_kernel(
@@ -67,8 +67,8 @@ def make_kernel(
     text: str,
     copies: bool = False,
 ) -> Callable[..., Sequence[mx.array]]:
-    """Make a Metal kernel by `factory` from a readable `text` and the `entry` that calls its function. MLX gets both
-    without comments and indentation. With `copies`, MLX copies inputs that are not row-contiguous.
+    """Make a Metal kernel by `factory` from the `text` of a shader and the `entry` lines that call its function. MLX
+    gets both without comments and indentation. With `copies`, MLX copies inputs that are not row-contiguous.
     """
     kernel: Callable[..., Sequence[mx.array]] = factory(
         name=name,
@@ -177,7 +177,7 @@ class DecodeKernels:
         partials: mx.array
         (partials,) = self._decode[variant.kernel, variant.kv_bits is not None, False](
             inputs=_ordered_inputs(variant, inputs),
-            template=_templates(variant)[0],
+            template=_kernel_template_arguments(variant)[0],
             **_launch_dims(variant, items, inputs),
             output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
@@ -196,7 +196,7 @@ class DecodeKernels:
         output: mx.array
         (output,) = self._decode[variant.kernel, variant.kv_bits is not None, True](
             inputs=[*_ordered_inputs(variant, inputs), inputs.sinks],
-            template=_templates(variant)[2],
+            template=_kernel_template_arguments(variant)[2],
             **_launch_dims(variant, items, inputs),
             output_shapes=[(rows, query_heads, query_tokens, variant.value_dim)],
             output_dtypes=[inputs.queries.dtype],
@@ -212,7 +212,7 @@ class DecodeKernels:
         output: mx.array
         (output,) = self._reduce(
             inputs=[partials, inputs.plan, inputs.sinks],
-            template=_templates(variant)[1],
+            template=_kernel_template_arguments(variant)[1],
             grid=(REDUCE_THREADS, query_heads * query_tokens, rows),
             threadgroup=(REDUCE_THREADS, 1, 1),
             output_shapes=[(rows, query_heads, query_tokens, variant.value_dim)],
@@ -223,7 +223,7 @@ class DecodeKernels:
 
 
 def _ordered_inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
-    """Return a decode kernel's inputs in order. Raises MemoryRefused for more quantized words than a kernel counts."""
+    """Return a decode kernel's inputs in order. Raises MemoryRefused if a quantized slab is too large to index."""
     if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
         raise MemoryRefused(
             f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "
@@ -252,8 +252,10 @@ def _launch_dims(variant: Variant, items: int, inputs: DecodeInputs) -> dict[str
 
 
 @cache
-def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """Return the template arguments of three kernels: decode, reduce, and decode that reduces, too."""
+def _kernel_template_arguments(
+    variant: Variant,
+) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Return the template arguments of three kernels: decode, reduce, and both in one (`decode_and_reduce`)."""
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     decode = [
         ("T", dtype),

@@ -12,8 +12,8 @@ _WHOLE = """
 
 
 def make_whole_entry(entry: str) -> str:
-    """Change a decode kernel's entry so that it writes final results to `attended` `[rows, query_heads, TOKENS,
-    VALUE_DIM]` instead of partial ones. It needs the template argument SINKS, the input `head_sinks`, and one work
-    item for each row.
+    """Return the entry lines of a decode kernel, changed so that they write final results to `attended` `[rows,
+    query_heads, TOKENS, VALUE_DIM]` instead of partial ones. They need the template argument SINKS, the input
+    `head_sinks`, and one work item for each row.
     """
     return entry.replace(PARTIAL, _WHOLE)

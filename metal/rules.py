@@ -53,7 +53,7 @@ class Variant(AttentionShape):
 
     @cached_property
     def geometry(self) -> KernelGeometry:
-        """The layout of the cheapest kernel that serves the shape; if none, of the nearest, whose rules say why not."""
+        """The layout of the cheapest kernel that serves the shape; if none does, of one whose `refusal` says why."""
         if self.forced_kernel is not None:
             return GEOMETRIES[self.forced_kernel](self)
         fallback_geometry = WideGeometry if self.latent or max(self.key_dim, self.value_dim) > 256 else VectorGeometry

@@ -28,7 +28,7 @@ SIMDGROUP = 32
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of one number of a dtype: 4 for one that the kernels do not know, which a rule refuses."""
+    """Return the bytes of one number of a dtype: 4 for an unsupported dtype, which a rule refuses."""
     return ITEMSIZE.get(dtype, 4)
 
 

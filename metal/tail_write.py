@@ -149,7 +149,7 @@ WRITES: tuple[TailWriteVariant, ...] = (
 
 
 def pack_positions(columns: int, column: int, positions: IntArray) -> IntArray:
-    """Return the input that a step's layers share: the tail's columns, the new token's column, positions `[rows]`."""
+    """Return the input array that a step's layers share: `columns`, `column` and the `positions` `[rows]` in one."""
     packed = np.concatenate([np.array([columns, column, 0], np.int32), positions.astype(np.int32)])
     return np.pad(packed, (0, max(0, SMALL - len(packed))))
 

@@ -144,7 +144,7 @@ def make_prefill_work_list(
 
 
 def _attended_ranges(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
-    """Yield `start, end` of each range that the kernel sees as a row: each chunk the piece sees, or the whole row."""
+    """Yield `start, end` of each range that the kernel treats as a row: each chunk the piece sees, or the whole row."""
     if attention_window.tokens is None or not attention_window.chunked:
         yield 0, piece.tokens
         return
@@ -153,5 +153,5 @@ def _attended_ranges(piece: PrefillPiece, attention_window: AttentionWindow) -> 
 
 
 def _pad(numbers: IntArray) -> IntArray:
-    """Pad numbers with zeros to at least 8, because MLX passes smaller arrays in another address space."""
+    """Pad an array with zeros to at least 8 numbers, because MLX passes smaller arrays in another address space."""
     return np.pad(numbers, (0, max(0, SMALL - len(numbers))))

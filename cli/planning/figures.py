@@ -233,13 +233,13 @@ def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, 
     """Return what the model takes to see images; None if it does not see, or if its files are not here."""
     import mlx.core as mx
 
-    from cortexmlx.execution.sight_memory import plan_sight
+    from cortexmlx.execution.sight_memory import predict_model_sight_bytes
 
     if source.folder is None or skeleton.refusal is not None or skeleton.most_rows is not None:
         return None
     dtype = mx.float32 if machine.on_cpu else getattr(mx, skeleton.dtype)
     packed = form != EXPANDED and "quantization" in source.config
-    return plan_sight(source.folder, source.config, dtype, keep_packed=packed)
+    return predict_model_sight_bytes(source.folder, source.config, dtype, keep_packed=packed)
 
 
 def _arena_blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.ArenaDemand, itemsize: int) -> GroupCounts:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import row_state_bytes
-from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantization_error, quantize_groups
+from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, kv_bits_error, quantize_groups
 from cortexmlx.models.folder_config import (
     DEFAULT_CONTEXT,
     foreign_quantization,
@@ -78,7 +78,7 @@ class Skeleton:
     def with_quantized_kv(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
         """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
         if kv_bits is not None and self.most_rows is not None:
-            raise quantization_error(kv_bits, self.notes[0])
+            raise kv_bits_error(kv_bits, self.notes[0])
         groups, widened_groups = (
             quantize_groups(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups)
         )
@@ -196,13 +196,13 @@ def _build_head_skeleton(config: Mapping[str, Any], model: Any = None) -> Skelet
 
 def _build_lazy_model(config: dict[str, Any]) -> Any:
     """Build the mlx-lm model with lazy arrays, which allocate nothing."""
-    from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+    from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package_message
     from cortexmlx.models.folder_config import describe_missing_settings, older_settings
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
     kind = config["model_type"]
-    if message := missing_package(kind):
+    if message := missing_package_message(kind):
         raise ModelUnsupported(f"mlx-lm says of {kind!r}: {message}")
     try:
         model_class, args_class = import_mlx_lm_utils()._get_classes(config)

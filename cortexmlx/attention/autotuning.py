@@ -73,8 +73,8 @@ def attention_jobs(
 
 
 def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
-    """Set the chosen method for each layer and class in a backend. Where the default method won, the backend's own
-    rules stay in charge, and say so if no kernel serves.
+    """Set the chosen method for each layer and class in a backend. Where the default method won, nothing is set: the
+    backend's own rules go on to decide, and to note where no kernel serves.
     """
     chosen_methods = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
     non_default_methods = {
@@ -115,7 +115,7 @@ def prefill_jobs(
                     name,
                 ),
             )
-            for name in (ways if prefill.is_usual(variant, window) else ways[::-1])
+            for name in (ways if prefill.is_preferred_by_rules(variant, window) else ways[::-1])
         )
         width = "" if window.tokens is None else f", {'chunks' if window.chunked else 'windows'} of {window.tokens:,}"
         label = f"prefill {variant.label}, {call.query_heads} heads{width}"

@@ -76,7 +76,7 @@ class AttentionBackend:
 
 
 def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | None = None) -> AttentionBackend:
-    """Return a backend called `name` that computes on the kernels of `attention` and writes tails by `writer`."""
+    """Return a backend called `name` that computes by the kernels of `attention`, and writes tails by `writer`."""
 
     def checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> Sequence[KernelCheck]:
         return attention.kernel_checks(probe_attention_calls(model), groups, block_size)

@@ -109,7 +109,7 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
     layer_shapes: dict[LayerKey, LayerAttention] = {}
     step = _empty_step(rows=2)
 
-    def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+    def record_shape(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         spec = arena.spec(kv.layer)
         layer = LayerAttention(
             dtype_name(queries.dtype),
@@ -129,7 +129,7 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
         return mx.zeros((*queries.shape[:-1], spec.value_dim), queries.dtype)
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        return PagedKV(arena, layer, step, None, 0, keys.dtype, attend, quantization=arena.quantization(layer))
+        return PagedKV(arena, layer, step, None, 0, keys.dtype, record_shape, quantization=arena.quantization(layer))
 
     leaves: list[Any] = [
         ObservedState(len(cache.cache), lambda: None) if is_recurrent_cache(cache) else LayerCache(leaf, fetch)
@@ -483,9 +483,9 @@ class KernelSelector:
         self._checks.clear()
 
     def select(self, variant: Variant, method: DecodeMethod | None) -> Variant | Attend:
-        """Return what computes a layer shape: a kernel variant or an MLX method. `method` is the chosen one. For None,
-        or if its kernel is disabled, the rules choose: `variant`, or, if that is not allowed, the reference path
-        (the reproducible MLX method with `choices.reproducible`).
+        """Return the kernel variant or MLX method that computes a layer shape. `method` is the chosen one. If it is
+        None, or its kernel is disabled, return `variant` if that is approved, else the reference path (with
+        `choices.reproducible`, the reproducible MLX method).
         """
         if method in MLX_METHODS:
             return MLX_METHODS[method]

@@ -32,7 +32,7 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 def patch_latent_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Return a new `__call__` for an MLA class (with `embed_q` and `unembed_out`) that attends over the paged cache."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+    def patched_call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
         layer_cache = next((a for a in (*args, *kwargs.values()) if isinstance(a, LayerCache)), None)
         if layer_cache is None:
             return original(self, *args, **kwargs)
@@ -40,20 +40,20 @@ def patch_latent_attention(original: Callable[..., mx.array]) -> Callable[..., m
         kwargs = {name: latent if a is layer_cache else a for name, a in kwargs.items()}
         return original(_MatrixFreeModule(self), *(latent if a is layer_cache else a for a in args), **kwargs)
 
-    return call
+    return patched_call
 
 
 def reject_indexer(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a new `__call__` for a sparse-attention indexer that raises ModelUnsupported with a paged cache."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def patched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, LayerCache) for a in (*args, *kwargs.values())):
             raise ModelUnsupported(
                 f"an indexer picks the {self.index_topk} tokens that a query attends to, which cannot be paged yet"
             )
         return original(self, *args, **kwargs)
 
-    return call
+    return patched_call
 
 
 class _MatrixFreeModule:

@@ -97,8 +97,8 @@ class MetalAttention:
         self, calls: Iterable[tuple[int, AttentionCall]], groups: Iterable[LayerGroup], block_size: int
     ) -> list[KernelCheck]:
         """Return the checks to run before the first step: one for each kernel variant that layers with these `calls`
-        need. No step compiles a kernel after that, however many rows, tokens and tail columns it has, because none
-        of its inputs is ever small (`SMALL`).
+        need. After them no step compiles a kernel, however many rows, tokens and tail columns it has, because inputs
+        are padded to `SMALL` numbers, below which MLX would compile another kernel.
         """
         if not self._approval.check:
             return []
@@ -254,9 +254,8 @@ def _split_kv(arrays: Slab) -> tuple[mx.array, mx.array | None]:
 
 
 def _require_contiguous(layer: int, slab: Slab) -> None:
-    """Raise KVBlockError unless each slab is row-contiguous in memory, as the kernels read it. They are what
-    `mx.zeros` made and updates wrote in place, so this is so; but MLX does not look, and the answers would be
-    wrong.
+    """Raise KVBlockError unless each slab is row-contiguous in memory, as the kernels read it. MLX does not check this,
+    and with other strides the answers would be wrong. Slabs from `mx.zeros` and writes in place are contiguous.
 
     A memoryview holds its array, not more: MLX waits for the array and hands out its pointer (`python/src/buffer.h`,
     0.32). While it exists, a write would copy the slab, so it is released at once, also if an error keeps this frame.
@@ -345,12 +344,12 @@ class MetalPrefill:
         return self._approvals[variant, fits_blocks]
 
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the prefill kernel is better than MLX's attention for a layer, by time or by the rules."""
+        """Return whether the prefill kernel is preferred to MLX's attention for a layer: as timed, or else by rules."""
         choice = self.choices.get((variant, attention_window))
-        return self.is_usual(variant, attention_window) if choice is None else choice
+        return self.is_preferred_by_rules(variant, attention_window) if choice is None else choice
 
-    def is_usual(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the rules prefer the prefill kernel for a layer."""
+    def is_preferred_by_rules(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the rules, which decide where nothing was timed, prefer the prefill kernel for a layer."""
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:

@@ -35,7 +35,7 @@ def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
 
 
 def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return each layer's leaf or tuple of leaves. In a sending pipeline rank, set `sends` of each leaf."""
+    """Return each layer's leaf or tuple of leaves. In a pipeline rank that has to send, set each leaf's `sends`."""
     if _is_sending_rank(model):
         for leaf in leaves:
             if isinstance(leaf, PipelineSender):
@@ -48,7 +48,7 @@ def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tu
 
 
 def _is_sending_rank(model: nn.Module) -> bool:
-    """Return whether a model is a sending pipeline rank. Lists are skipped: what has the layers is in none."""
+    """Return whether a model, or a module in it (not in a list), is a pipeline rank above 0, which has to send."""
     parts = (part for part in model.values() if isinstance(part, nn.Module))
     return bool(getattr(model, "pipeline_rank", 0)) or any(map(_is_sending_rank, parts))
 
@@ -93,7 +93,7 @@ def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
 
 
 class LayerCache(PipelineSender):
-    """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
+    """A layer's cache (a leaf) as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
     and returns the handle to attend with. Without `values`, the values are part of the keys.
     """
 
@@ -171,7 +171,7 @@ def install_attention_hook() -> None:
 def _dispatch_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Return a function that attends through our handles, and calls `original` for any other keys."""
 
-    def attention(
+    def attend_or_call_original(
         queries: mx.array,
         keys: Any,
         values: Any,
@@ -195,7 +195,7 @@ def _dispatch_attention(original: Callable[..., mx.array]) -> Callable[..., mx.a
             return attend(queries, keys, AttentionParams(scale, sinks))
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **kwargs)
 
-    return attention
+    return attend_or_call_original
 
 
 def attend(queries: mx.array, handle: PagedKV | ProbeKV, params: AttentionParams) -> mx.array:

@@ -32,7 +32,7 @@ def _patch_afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.arra
     takes their position from the length of those.
     """
 
-    def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[-1], LayerCache):
             return original(self, inputs, cache)
         hidden: mx.array = self.embedding(inputs)
@@ -44,7 +44,7 @@ def _patch_afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.arra
         normed: mx.array = self.output_norm(hidden)
         return normed
 
-    return call
+    return patched_call
 
 
 def _attend_reused_kv(module: Any, x: mx.array, cache: LayerCache) -> mx.array:
@@ -64,7 +64,7 @@ def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[
     Its attention needs a whole step, so only the mixing is done by rows (`RecurrentCache.shift_by_token`).
     """
 
-    def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if cache is None or not isinstance(cache[1], LayerCache):
             return original(self, x, mask, cache)
         state, paged = cache
@@ -81,7 +81,7 @@ def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[
         projected: mx.array = self.o_proj(out.reshape(tokens, 1, -1))
         return projected
 
-    return call
+    return patched_call
 
 
 def _patch_gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -90,7 +90,7 @@ def _patch_gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., 
     Gemma 2 computes soft-capped scores itself. Paged attention has the soft cap, so the layer calls that.
     """
 
-    def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):
             return original(self, x, mask, cache)
         tokens, dim = x.shape[0], self.head_dim
@@ -103,7 +103,7 @@ def _patch_gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., 
         projected: mx.array = self.o_proj(out.reshape(tokens, 1, -1))
         return projected
 
-    return call
+    return patched_call
 
 
 def _patch_gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -112,7 +112,7 @@ def _patch_gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., 
     GPTBigCode has one position for the whole batch. In a step, each row has its own.
     """
 
-    def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[0], LayerCache):
             return original(self, inputs, cache)
         hidden: mx.array = self.wte(inputs) + self.wpe(cache[0].offset)[:, None]
@@ -121,7 +121,7 @@ def _patch_gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., 
         normed: mx.array = self.ln_f(hidden)
         return normed
 
-    return call
+    return patched_call
 
 
 def _patch_llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -132,7 +132,7 @@ def _patch_llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.ar
     queries, it scales them by their position, with one number for the whole batch.
     """
 
-    def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[0], LayerCache):
             return original(self, inputs, cache)
         hidden: mx.array = self.embed_tokens(inputs)
@@ -141,13 +141,13 @@ def _patch_llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.ar
         normed: mx.array = self.norm(hidden)
         return normed
 
-    return call
+    return patched_call
 
 
 def _patch_llama4_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Return a new Llama 4 `Attention.__call__`: a layer without rotation scales each query by its own position."""
 
-    def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache) or self.use_rope or not self.attn_temperature_tuning:
             return original(self, x, mask, cache)
         tokens, dim = x.shape[0], self.head_dim
@@ -161,7 +161,7 @@ def _patch_llama4_attention(original: Callable[..., mx.array]) -> Callable[..., 
         projected: mx.array = self.o_proj(out.reshape(tokens, 1, -1))
         return projected
 
-    return call
+    return patched_call
 
 
 def _patch_olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -170,7 +170,7 @@ def _patch_olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.arr
     mlx-lm's OLMo adds the name of a mask to its scores and cannot compute a prompt. Here it calls paged attention.
     """
 
-    def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):
             return original(self, x, mask, cache)
         tokens = x.shape[0]
@@ -184,7 +184,7 @@ def _patch_olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.arr
         output: mx.array = hidden + self.ff_out(nn.silu(gate) * up)
         return output
 
-    return call
+    return patched_call
 
 
 def _patch_plamo_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -194,7 +194,9 @@ def _patch_plamo_attention(original: Callable[..., mx.array]) -> Callable[..., m
     PLaMo repeats its key heads all in a row before it attends: query head h uses key head `h % key heads`.
     """
 
-    def call(self: Any, hidden_states: mx.array, attention_mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(
+        self: Any, hidden_states: mx.array, attention_mask: mx.array | None = None, cache: Any = None
+    ) -> mx.array:
         if not isinstance(cache, LayerCache):
             return original(self, hidden_states, attention_mask, cache)
         tokens, shared, heads = hidden_states.shape[0], self.config.n_shared_head, self.k_num_heads
@@ -208,7 +210,7 @@ def _patch_plamo_attention(original: Callable[..., mx.array]) -> Callable[..., m
         projected: mx.array = self.o_proj(out.reshape(tokens, heads, shared, -1).swapaxes(1, 2).reshape(tokens, 1, -1))
         return projected
 
-    return call
+    return patched_call
 
 
 def _patch_plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -217,7 +219,7 @@ def _patch_plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., 
     PLaMo 2 calls MLX's attention directly, not mlx-lm's function for it.
     """
 
-    def call(self: Any, hidden_states: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+    def patched_call(self: Any, hidden_states: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):
             return original(self, hidden_states, mask, cache)
         tokens = hidden_states.shape[0]
@@ -236,7 +238,7 @@ def _patch_plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., 
         projected: mx.array = self.o_proj(out.reshape(tokens, 1, -1))
         return projected
 
-    return call
+    return patched_call
 
 
 def _patch_dynamic_rope(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -247,7 +249,7 @@ def _patch_dynamic_rope(original: Callable[..., mx.array]) -> Callable[..., mx.a
     has its own offset.
     """
 
-    def call(self: Any, x: mx.array, offset: mx.array | int = 0) -> mx.array:
+    def patched_call(self: Any, x: mx.array, offset: mx.array | int = 0) -> mx.array:
         if isinstance(offset, int):
             return original(self, x, offset)
         rotated: mx.array = mx.fast.rope(
@@ -255,7 +257,7 @@ def _patch_dynamic_rope(original: Callable[..., mx.array]) -> Callable[..., mx.a
         )
         return rotated
 
-    return call
+    return patched_call
 
 
 _LATENT_CLASSES = (

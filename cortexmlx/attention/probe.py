@@ -42,7 +42,7 @@ class NotPaged(ModelUnsupported):
 
 
 class _ProbeCache(LayerCache):
-    """The cache of one leaf in a probe, at position 0 of every row. Records the mask window that the model asks for."""
+    """A layer's cache in a probe, at position 0 of every row. It records the mask window that the model asks for."""
 
     def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
@@ -65,8 +65,8 @@ class _ProbeCache(LayerCache):
 
 
 def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
-    """Return the KVSpec of each leaf of a model, found by one lazy forward pass that is never evaluated. Also install
-    the attention hook and the model patches.
+    """Return the KVSpec of each cache (leaf) of a model, found by one lazy forward pass that is never evaluated. Also
+    install the attention hook and the model patches.
 
     Raises NotPaged if a layer keeps something else than keys and values, or attends in another way. Raises
     ModelUnsupported if a token of a prompt sees other tokens than those that are kept for an answer's token.
@@ -159,7 +159,7 @@ def build_lazy_logits(model: nn.Module, tokens: mx.array, on_attention: Callable
 
 
 def probe_attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
-    """Return a probed model's distinct attention calls, each with the leaf that it reads. Nothing is computed."""
+    """Return a probed model's distinct attention calls, each with the number of the cache that it reads."""
     calls: dict[tuple[int, AttentionCall], None] = {}
     _trace_lazy_pass(
         model, mx.zeros((2, 1), mx.int32), lambda: None, lambda layer, call: calls.setdefault((layer, call))

@@ -99,9 +99,8 @@ class SpanStep:
 
 
 class RecurrentCache(PipelineSender):
-    """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself, but `caches`, one of
-    mlx-lm's for each span of `step`. Both exist from `begin` to `end`. The arrays with which its module is called
-    go to `feed` first.
+    """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself. From `begin` to `end` it
+    has `caches`, one of mlx-lm's for each span of `step`. Arrays with which its module is called go to `feed` first.
     """
 
     lengths = left_padding = None
@@ -189,7 +188,7 @@ class RecurrentCache(PipelineSender):
 
 
 def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
-    """Copy the states that a module changed in one span to the next span; the layer's other modules set the others."""
+    """Copy the states that a module changed in one span to the next span's cache, and leave the other states alone."""
     for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new
@@ -201,8 +200,8 @@ def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> No
 
 
 class RecordedCall:
-    """A recurrent module's call with some rows' tokens, the last of which may be taken back. Then the state is computed
-    again, after the tokens that stay.
+    """A recurrent module's call with some rows' tokens, the last of which are drafts. From it, the state after the
+    accepted tokens is computed if drafts are rejected.
 
     A token's results depend on no later token. So what the module's own modules gave (its products, say) is kept, and
     its method runs again with their first tokens. No weights are read: all that is left is the recurrence.
@@ -228,7 +227,7 @@ class RecordedCall:
     def run(self, cache: ArraysCache) -> Any:
         """Call the module, which changes `cache`, and record what its submodules return. Return the module's result."""
 
-        def record(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
+        def call_and_record(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
             output = call()
             if isinstance(output, mx.array) and output.ndim == 3 and output.shape[:2] == self._shape:
                 self._outputs[id(child), number] = output
@@ -237,7 +236,7 @@ class RecordedCall:
             return output
 
         rows, tokens = self._shape
-        result = self._call(cache, record, lambda array: array)
+        result = self._call(cache, call_and_record, lambda array: array)
         counts = Counter(child for child, _ in self._token_outputs)  # of those that are called token by token
         self._token_outputs = {key: a for key, a in self._token_outputs.items() if counts[key[0]] == tokens}
         return result
@@ -251,20 +250,20 @@ class RecordedCall:
         """Change `cache` from the states of some `rows` before the call to their states after `tokens` tokens."""
         index = None if list(rows) == list(range(self._shape[0])) else mx.array(list(rows), mx.int32)
 
-        def cut(array: mx.array) -> mx.array:
+        def cut_to_rows_and_tokens(array: mx.array) -> mx.array:
             if array.shape[:1] != self._shape[:1]:
                 return array
             array = array if index is None else mx.take(array, index, axis=0)
             return array[:, :tokens] if array.ndim > 1 and array.shape[1] == self._shape[1] else array
 
-        def give(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
+        def get_recorded(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
             output = self._token_outputs.get((id(child), number))
             if output is not None:
                 return output if index is None else mx.take(output, index, axis=0)
             output = self._outputs.get((id(child), number))
-            return call() if output is None else cut(output)
+            return call() if output is None else cut_to_rows_and_tokens(output)
 
-        self._call(cache, give, cut)
+        self._call(cache, get_recorded, cut_to_rows_and_tokens)
 
     def _call(
         self,
@@ -272,7 +271,7 @@ class RecordedCall:
         on_call: Callable[[nn.Module, int, Callable[[], Any]], Any],
         cut: Callable[[mx.array], mx.array],
     ) -> Any:
-        """Call the module with its inputs cut. Its own modules are called by `on_call`, unless they get the cache."""
+        """Call the module with inputs cut by `cut`. `on_call` calls its submodules, except those that get the cache."""
         counts: Counter[int] = Counter()
 
         def call_child(child: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -281,11 +280,12 @@ class RecordedCall:
             counts[id(child)] += 1
             return on_call(child, counts[id(child)], lambda: child(*inputs, **kwargs))
 
-        def prepare(value: Any) -> Any:
+        def prepare_input(value: Any) -> Any:
             return cache if value is _CACHE else cut(value) if isinstance(value, mx.array) else value
 
         module = self._module if self._module is None else _with_watched_children(self._module, call_child)
-        return self._original(module, *map(prepare, self._inputs), **{n: prepare(v) for n, v in self._kwargs.items()})
+        inputs = map(prepare_input, self._inputs)
+        return self._original(module, *inputs, **{n: prepare_input(v) for n, v in self._kwargs.items()})
 
 
 def replay_calls(
@@ -345,13 +345,13 @@ def install_recurrent_hook(owners: Iterable[type]) -> None:
 def _dispatch_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls `original` span by span if an argument is a recurrent cache."""
 
-    def call(module: Any, *inputs: Any, **kwargs: Any) -> Any:
+    def call_by_spans(module: Any, *inputs: Any, **kwargs: Any) -> Any:
         leaf = next((v for v in (*inputs, *kwargs.values()) if isinstance(v, RecurrentCache)), None)
         if leaf is None:
             return original(module, *inputs, **kwargs)
         return leaf.call_by_spans(original, module, inputs, kwargs)
 
-    return call
+    return call_by_spans
 
 
 # Finds out how large recurrent states are, and which classes of modules touch them.
@@ -377,7 +377,7 @@ class ObservedState(ArraysCache):  # type: ignore[misc]
         super().__setitem__(slot, value)
 
     def shift_by_token(self, slot: int, new: mx.array) -> mx.array:
-        """Keep `new` in `slot` and return zeros. This is no touch, since modules that see a whole step may use it."""
+        """Keep `new` in `slot` and return zeros. No touch is recorded: modules that get a whole step may call this."""
         super().__setitem__(slot, new)
         return mx.zeros_like(new)
 
@@ -394,13 +394,13 @@ class _TouchLog:
         self.touching_modules: list[nn.Module] = []
 
     def record_touch(self) -> None:
-        """Record that the running module touches a state. A pipeline does not count: it only waits for its send."""
+        """Record that the running module touches a state; not a pipeline's own module, which only waits for a send."""
         if self.running_modules and not isinstance(self.running_modules[-1], PipelineMixin):
             self.touching_modules.append(self.running_modules[-1])
 
 
 class RecurrentProbe:
-    """Finds which leaves of a model are recurrent, how large their states are, and which modules touch them."""
+    """Finds which caches (leaves) of a model are recurrent, how large their states are, and which modules use them."""
 
     def __init__(self, model: nn.Module, caches: Sequence[Any]) -> None:
         self._model = model
@@ -506,7 +506,7 @@ def _record_calls(owner: Any, running_modules: list[nn.Module]) -> None:
     original: Callable[..., Any] = owner.__call__
     thread_id = threading.get_ident()
 
-    def call(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+    def call_tracked(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread_id:  # another engine runs a model of the same class
             return original(module, *inputs, **kwargs)
         running_modules.append(module)
@@ -515,4 +515,4 @@ def _record_calls(owner: Any, running_modules: list[nn.Module]) -> None:
         finally:
             running_modules.pop()
 
-    owner.__call__ = call
+    owner.__call__ = call_tracked

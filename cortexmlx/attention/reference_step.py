@@ -65,7 +65,7 @@ class ReferenceStep:
         self, first: int, last: int, oldest_token: int, dtype: mx.Dtype, end: int | None = None
     ) -> mx.array:
         """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0, or -inf if unseen.
-        With an `end`, it is on tokens `oldest_token .. end`, and queries see later ones.
+        With an `end`, the mask is on tokens `oldest_token .. end`, and queries also see the tokens after them.
         """
         key = (first, last, oldest_token, end)
         if key not in self._causal:
@@ -203,8 +203,8 @@ class PieceBatch:
 
 
 class PieceBatches:
-    """A step's prefill pieces, divided into batches of short ones and those computed one by one. A lone short piece is
-    a batch too if its tokens are scattered, because blocks are multiplied where they are and slots must be copied.
+    """A step's prefill pieces, divided into batches of short ones and those computed one by one. A single short piece
+    in scattered blocks is a batch too: batches multiply blocks in place, where a piece alone would copy its tokens.
     """
 
     def __init__(self, step: GroupStep) -> None:
@@ -236,15 +236,15 @@ def _group_similar(step: GroupStep) -> Iterator[list[PrefillPiece]]:
     tokens of another, so that padding costs less than it saves.
     """
 
-    def seen(piece: PrefillPiece) -> int:
+    def seen_tokens(piece: PrefillPiece) -> int:
         return max(MIN_SEEN_TOKENS, piece.tokens - int(step.attention_window.oldest_visible(piece.first)))
 
-    def tokens(piece: PrefillPiece) -> int:
+    def length_class(piece: PrefillPiece) -> int:
         return (piece.end - piece.begin - 1).bit_length()
 
     group: list[PrefillPiece] = []
-    for piece in sorted(filter(is_short, step.pieces), key=lambda piece: (tokens(piece), seen(piece))):
-        if group and (tokens(group[0]) != tokens(piece) or seen(piece) > 2 * seen(group[0])):
+    for piece in sorted(filter(is_short, step.pieces), key=lambda piece: (length_class(piece), seen_tokens(piece))):
+        if group and (length_class(group[0]) != length_class(piece) or seen_tokens(piece) > 2 * seen_tokens(group[0])):
             yield group
             group = []
         group.append(piece)

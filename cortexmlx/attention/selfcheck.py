@@ -107,13 +107,13 @@ class VariantCheck:
 
 
 class NoResult(Exception):
-    """Raised if kernels ran, but left nothing to compare."""
+    """Raised if a kernel ran, but its output cannot be compared: not written, not finite, or read from a copy."""
 
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """A check to run before the first step: `run` compiles a kernel variant and checks it, on any thread. MLX compiles
-    a kernel when a launch is evaluated, and the launches of a thread are its own.
+    """A check of a kernel variant, to run before the first step, on any thread. `run` launches the kernel, so that MLX
+    compiles it, and compares the result with float64.
     """
 
     label: str
@@ -123,7 +123,7 @@ class KernelCheck:
 @dataclass
 class KernelApproval:
     """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with
-    float64. Any other gets a note and one warning, and what `instead` names serves.
+    float64. For any other, a note and one warning say why not, and that `instead` computes it.
     """
 
     check: bool
@@ -163,31 +163,27 @@ class KernelApproval:
 
 def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
     """Check a decode kernel variant on rows of unequal length with a tail, with a window and without, and after 65,536
-    tokens. An error of the kernel is a result, not an exception. A failure of work in flight before raises here.
+    tokens. An error of the kernel is returned as a result. A failure of earlier work in flight is raised.
     """
 
-    def compared() -> float:
+    def measure_error() -> float:
         problems = [make_decode_problem(variant, window) for window in (None, WINDOW)]
         error = max(_decode_error(kernels, variant, problem) for problem in problems)
-        error = max(error, _whole_error(kernels, variant, make_decode_problem(variant, None, ONE_PARTITION_LENGTHS)))
+        single_partition_problem = make_decode_problem(variant, None, ONE_PARTITION_LENGTHS)
+        error = max(error, _single_partition_error(kernels, variant, single_partition_problem))
         error = max(error, _decode_error(kernels, variant, make_far_problem(variant)))
         if error <= _TOLERANCE[variant.dtype]:
-            _require_no_copy(
-                "decode",
-                variant,
-                lambda: _decode_error(
-                    kernels, variant, replace(problems[0], inputs=make_inputs_that_expose_copies(problems[0].inputs))
-                ),
-            )
+            strided_problem = replace(problems[0], inputs=make_inputs_that_expose_copies(problems[0].inputs))
+            _require_no_copy("decode", variant, lambda: _decode_error(kernels, variant, strided_problem))
         return error
 
-    return run_check(variant, refusal(variant), compared)
+    return run_check(variant, refusal(variant), measure_error)
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """Check a prefill variant on pieces of any bounds, with a window and without. Errors are as in `check_decode`."""
+    """Check a prefill variant on pieces of several lengths, with and without a window. Fails as `check_decode` does."""
 
-    def compared() -> float:
+    def measure_error() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
         error = max(_prefill_error(kernel, variant, problem) for problem in problems)
         if error <= _TOLERANCE[variant.dtype]:
@@ -195,13 +191,13 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
             _require_no_copy("prefill", variant, lambda: _prefill_error(kernel, variant, strided_problem))
         return error
 
-    return run_check(variant, prefill.refusal(variant), compared)
+    return run_check(variant, prefill.refusal(variant), measure_error)
 
 
 def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> VariantCheck:
-    """Check a tail-write kernel variant: its rotated queries, and the tails. Errors are as in `check_decode`."""
+    """Check a tail-write kernel variant: its rotated queries, and the tails. Fails as `check_decode` does."""
 
-    def compared() -> Difference:
+    def measure_error() -> Difference:
         problem = make_tail_problem(variant)
         outputs = kernel(
             problem.new, problem.tail, problem.columns, problem.packed_positions, init_value=UNWRITTEN_VALUE
@@ -214,7 +210,7 @@ def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> Vari
             far = far.or_larger(max_difference(numbers[NUM_NEAR_ROWS:], expected[NUM_NEAR_ROWS:]))
         return max(near, far, key=lambda difference: difference.error / difference.limit)
 
-    return run_check(variant, tail_write.refusal(variant), compared)
+    return run_check(variant, tail_write.refusal(variant), measure_error)
 
 
 @dataclass(frozen=True)
@@ -236,8 +232,8 @@ def run_check(
     measure_error: Callable[[], float | Difference],
     judge: str = "attention in float64",
 ) -> VariantCheck:
-    """Run a check and return its result. `reason`, if any, says why the variant does not run. `measure_error` runs it
-    and returns the largest difference from what `judge` says.
+    """Run a check and return its result. With a `reason` why the variant is refused, nothing runs. `measure_error` runs
+    the variant and returns its largest difference from the correct result, which `judge` names in messages.
     """
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})", refused=True)
@@ -259,15 +255,15 @@ def run_check(
 
 
 def _decode_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
-    """Return the decode and reduce kernels' largest difference. Each runs alone, so that an error names its kernel."""
+    """Return the largest error of decode and reduce kernel. They run one by one, so that an exception names one."""
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
     read_output("decode", variant.geometry.threads, partials)
     output = kernels.reduce(variant, partials, problem.inputs, init_value=UNWRITTEN_VALUE)
     return max_difference(read_output("reduce", REDUCE_THREADS, output), problem.expected)
 
 
-def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
-    """Return the largest error of the decode kernel where a row is one partition, so that nothing is reduced."""
+def _single_partition_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
+    """Return the largest error of the decode kernel on rows of one partition each, which need no reduce kernel."""
     output = kernels.decode_and_reduce(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
     return max_difference(read_output("decode", variant.geometry.threads, output), problem.expected)
 
@@ -286,10 +282,10 @@ def max_difference(result: npt.NDArray[np.float32], expected: npt.NDArray[np.flo
     return float(np.abs(result - expected).max())
 
 
-def _require_no_copy(launch: str, variant: CheckedVariant, concealed_error: Callable[[], float]) -> None:
-    """Raise NoResult if a launch copies the slabs, as MLX does silently by default for inputs not row-contiguous."""
+def _require_no_copy(launch: str, variant: CheckedVariant, strided_error: Callable[[], float]) -> None:
+    """Raise NoResult if a launch copies slabs that are not row-contiguous, which makes `strided_error()` large."""
     try:
-        error = concealed_error()
+        error = strided_error()
     except NoResult:
         error = np.inf
     if error > _TOLERANCE[variant.dtype]:

@@ -58,7 +58,7 @@ class DecodeProblem:
 
 
 def make_far_problem(variant: Variant) -> DecodeProblem:
-    """Return a decode problem whose rows have more tokens than 16 bits can count. A window sees their ends."""
+    """Return a decode problem with rows of more than 65,536 tokens, the last of which are in the window."""
     return make_decode_problem(variant, WINDOW, (WINDOW + 33, WINDOW + 1), unseen_tokens=FAR_TOKENS)
 
 
@@ -66,11 +66,11 @@ def make_decode_problem(
     variant: Variant, window: int | None, lengths: Sequence[int] = ROW_LENGTHS, unseen_tokens: int = 0
 ) -> DecodeProblem:
     """Return a decode problem of rows of `lengths` in scattered blocks. Memory that no query sees is NaN, in arena and
-    tail. `unseen_tokens` come before those of each row, outside the window: one block stands for all of theirs.
+    tail. Each row has `unseen_tokens` more tokens before those, outside the window, all in one and the same block.
     """
     random = np.random.default_rng(7)
 
-    def draw(*shape: int) -> Floats:
+    def draw_numbers(*shape: int) -> Floats:
         return _draw_numbers(random, *shape)
 
     rows, heads = len(lengths), _KV_HEADS * variant.group
@@ -79,11 +79,11 @@ def make_decode_problem(
     if unseen_tokens:
         unseen_blocks = np.full((rows, unseen_tokens // variant.block_size), blocks, tables.dtype)
         tables, blocks = np.concatenate([unseen_blocks, tables], 1), blocks + 1
-    queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
+    queries, sinks, slopes = draw_numbers(rows, heads, variant.key_dim), draw_numbers(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
-    def laid_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """Lay out what each row holds, `[kv_heads, tokens, numbers]`, in a slab and in the tails. Return both."""
+    def lay_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """Lay out each row's `[kv_heads, tokens, numbers]` in a slab and, the newest tokens, in tails. Return both."""
         dim = row_arrays[0].shape[2]
         slab = np.full((_KV_HEADS, blocks * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
@@ -91,18 +91,18 @@ def make_decode_problem(
             slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = row_array[:, :length], row_array[:, length:]
         return slab, tails
 
-    def stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
+    def draw_stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
         """Draw each row's keys or values. Return them, and a slab and tails for each array that stores them."""
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
             unquantized = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]
-            return unquantized, [laid_out(unquantized)]
+            return unquantized, [lay_out(unquantized)]
         each = [_draw_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in tokens]
         parts = zip(*(parts for _, parts in each), strict=True)
-        return [dequantized for dequantized, _ in each], [laid_out(part) for part in parts]
+        return [dequantized for dequantized, _ in each], [lay_out(part) for part in parts]
 
-    keys, stored_keys = stored(variant.key_dim)
-    values, stored_values = stored(0 if variant.latent else variant.value_dim)
+    keys, stored_keys = draw_stored(variant.key_dim)
+    values, stored_values = draw_stored(0 if variant.latent else variant.value_dim)
     if variant.latent:
         values = [k[..., : variant.value_dim] for k in keys]
     visible_slice = slice(None if window is None else -window, None)
@@ -120,10 +120,10 @@ def make_decode_problem(
         for query, k, v in zip(queries, keys, values, strict=True)
     ]
 
-    def per_head(numbers: Floats) -> mx.array:
+    def pad_heads(numbers: Floats) -> mx.array:
         return mx.array(np.pad(numbers, (0, max(0, SMALL - heads))))
 
-    def slab(numbers: Floats) -> mx.array:
+    def to_slab(numbers: Floats) -> mx.array:
         return _to_mlx(numbers, variant.kv_dtype) if variant.kv_bits is None else mx.array(numbers.view(np.uint32))
 
     key_arrays, value_arrays = stored_keys[0], None if variant.latent else stored_values[0]
@@ -135,15 +135,15 @@ def make_decode_problem(
     work = make_work_list(row_lengths, TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_to_mlx(queries[:, :, None], variant.dtype),
-        keys=slab(key_arrays[0]),
-        values=None if value_arrays is None else slab(value_arrays[0]),
-        tail_keys=slab(key_arrays[1]),
-        tail_values=None if value_arrays is None else slab(value_arrays[1]),
+        keys=to_slab(key_arrays[0]),
+        values=None if value_arrays is None else to_slab(value_arrays[0]),
+        tail_keys=to_slab(key_arrays[1]),
+        tail_values=None if value_arrays is None else to_slab(value_arrays[1]),
         tables=mx.array(pad_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
-        sinks=per_head(sinks),
-        slopes=per_head(slopes),
+        sinks=pad_heads(sinks),
+        slopes=pad_heads(slopes),
         scales=scales_and_biases[0] if scales_and_biases else (),
         biases=scales_and_biases[1] if scales_and_biases else (),
     )
@@ -218,19 +218,20 @@ def make_inputs_that_expose_copies(inputs: Inputs) -> Inputs:
     with the slab's numbers: a kernel that ignores strides reads these, and from a contiguous copy it reads others.
     """
 
-    def behind(slab: mx.array) -> mx.array:
+    def make_strided_view(slab: mx.array) -> mx.array:
         heads, slots, dim = slab.shape
         numbers = slab.reshape(-1)
         return mx.concatenate([numbers, mx.zeros_like(numbers)]).reshape(heads, 2 * slots, dim)[:, ::2]
 
-    def of_arena(arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-        return (*map(behind, arrays[:2]), *arrays[2:])  # the others are the tail's
+    def stride_arena_arrays(arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        return (*map(make_strided_view, arrays[:2]), *arrays[2:])  # the others are the tail's
 
-    keys = behind(inputs.keys)
+    keys = make_strided_view(inputs.keys)
     if isinstance(inputs, PrefillInputs):
-        return replace(inputs, keys=keys, values=behind(inputs.values))
-    values = None if inputs.values is None else behind(inputs.values)
-    return replace(inputs, keys=keys, values=values, scales=of_arena(inputs.scales), biases=of_arena(inputs.biases))
+        return replace(inputs, keys=keys, values=make_strided_view(inputs.values))
+    values = None if inputs.values is None else make_strided_view(inputs.values)
+    scales, biases = map(stride_arena_arrays, (inputs.scales, inputs.biases))
+    return replace(inputs, keys=keys, values=values, scales=scales, biases=biases)
 
 
 def _draw_numbers(random: np.random.Generator, *shape: int) -> Floats:
@@ -316,25 +317,25 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
     rows, rotation = len(_POSITIONS), variant.rope
     half = rotation.dims // 2
 
-    def draw(*shape: int) -> tuple[mx.array, Numbers]:
+    def draw_array_and_numbers(*shape: int) -> tuple[mx.array, Numbers]:
         numbers = random.integers(-16, 17, shape) / 32  # every dtype holds them
         return mx.array(numbers.astype(np.float32)).astype(getattr(mx, variant.dtype)), numbers
 
     (queries, q), (keys, k), (values, v) = (
-        draw(rows, heads, dim)
+        draw_array_and_numbers(rows, heads, dim)
         for heads, dim in (
             (_QUERY_HEADS, variant.key_dim),
             (_TAIL_KV_HEADS, variant.key_dim),
             (_TAIL_KV_HEADS, variant.value_dim),
         )
     )
-    weight, w = draw(variant.key_dim)
-    old_keys, new_keys = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
-    old_values, new_values = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
+    weight, w = draw_array_and_numbers(variant.key_dim)
+    old_keys, new_keys = draw_array_and_numbers(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
+    old_values, new_values = draw_array_and_numbers(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
     frequencies = (rotation.base or 10000.0) ** (np.arange(half) / half)
     angle = (_POSITIONS[:, None] * rotation.scale / frequencies)[:, None]
 
-    def turned(x: Numbers, norm: bool) -> Numbers:
+    def normalize_and_rotate(x: Numbers, norm: bool) -> Numbers:
         if norm:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + _EPS) * w
         pairs = np.arange(rotation.dims).reshape((half, 2) if rotation.traditional else (2, half))
@@ -344,7 +345,7 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
         out[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
         return out
 
-    new_keys[:, :, _COLUMN], new_values[:, :, _COLUMN] = turned(k, variant.key_norm), v
+    new_keys[:, :, _COLUMN], new_values[:, :, _COLUMN] = normalize_and_rotate(k, variant.key_norm), v
     norm = HeadNorm(weight, _EPS)
     new = NewTokens(
         queries,
@@ -356,7 +357,7 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
         None if rotation.base is not None else mx.array(frequencies.astype(np.float32)),
     )
     packed_positions = mx.array(pack_positions(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
-    expected = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
+    expected = (normalize_and_rotate(q, variant.query_norm)[:, :, None], new_keys, new_values)
     return TailProblem(new, (old_keys, old_values), _TAIL_COLUMNS, packed_positions, expected)
 
 

@@ -42,7 +42,7 @@ _PRUNE_STEP = 2
 
 @dataclass(frozen=True)
 class NormOrigin:
-    """How an array was computed: `norm` of `input_array`. Since then, only axes of length 1 may have moved."""
+    """How an array was computed: as `norm` of `input_array`, after which at most axes of length 1 have moved."""
 
     module: Any
     norm: HeadNorm
@@ -62,8 +62,8 @@ class RotaryOrigin:
 
 
 class TrackedArray(mx.array):
-    """An array that remembers how it was computed (`origin`). Results of operations do not, except a transposition
-    that moves an axis of length 1; a change in place forgets it.
+    """An array that remembers how it was computed (`origin`). A transposition that moves an axis of length 1 keeps the
+    origin. Other operations return plain arrays, and a change in place clears it.
     """
 
     origin: NormOrigin | RotaryOrigin | None = None
@@ -86,11 +86,11 @@ def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
 def _forget_on_change(name: str) -> Callable[..., Any]:
     """Return an override of the in-place method `name` that also clears the origin."""
 
-    def change(self: TrackedArray, *args: Any) -> Any:
+    def change_and_forget(self: TrackedArray, *args: Any) -> Any:
         self.origin = None
         return getattr(mx.array, name)(self, *args)
 
-    return change
+    return change_and_forget
 
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
@@ -165,7 +165,7 @@ class TailWriter:
     def _make_tracking_rope(self, kind: Any, rotation: RopeParameters, frequencies: mx.array | None) -> Any:
         """Return a subclass of a rotary module class whose results are tracked."""
 
-        class Tracking(kind):  # type: ignore[misc]
+        class TrackingRope(kind):  # type: ignore[misc]
             def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
                 out: mx.array = super().__call__(x, *args, **kwargs)
                 offset = kwargs.get("offset", args[0] if args else None)
@@ -175,19 +175,19 @@ class TailWriter:
                 self._rotated_arrays.append(tracked)
                 return tracked
 
-        return Tracking
+        return TrackingRope
 
     def _make_tracking_norm(self, kind: Any, weight: mx.array, norm: HeadNorm) -> Any:
         """Return a subclass of a norm class whose results are tracked."""
 
-        class Tracking(kind):  # type: ignore[misc]
+        class TrackingNorm(kind):  # type: ignore[misc]
             def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
                 out: mx.array = super().__call__(x, *args, **kwargs)
                 if self._positions is None or module.weight is not weight or args or kwargs:  # with a gate, perhaps
                     return out
                 return _track(out, NormOrigin(module, norm, _alias(x)))
 
-        return Tracking
+        return TrackingNorm
 
     def begin(self, positions: mx.array, host_positions: IntArray, columns: int, column: int) -> None:
         """Begin a decode step whose tokens are at `positions` `[rows]`, which the model gets as its caches' offset.
@@ -218,7 +218,7 @@ class TailWriter:
 
     def write(self, keys: mx.array, values: mx.array | None, tail: Slab | None) -> WrittenTail | None:
         """Return a layer's tail with its new keys and values `[rows, kv_heads, 1, dim]` written; None if the kernel
-        cannot compute them. `tail` is the one before; None: a new one begins.
+        cannot compute them. `tail` is the layer's tail before; without it, a new tail begins.
         """
         kernel_inputs = self._match_kernel_inputs(keys, values)
         if kernel_inputs is None or self._packed_positions is None or not self._serves(kernel_inputs[0].variant):
@@ -235,13 +235,13 @@ class TailWriter:
             return []
         variants: dict[TailWriteVariant, None] = {}
 
-        def stored(layer: int, keys: mx.array, values: mx.array | None) -> None:
+        def add_variant(layer: int, keys: mx.array, values: mx.array | None) -> None:
             if (kernel_inputs := self._match_kernel_inputs(keys, values)) is not None:
                 variants.setdefault(kernel_inputs[0].variant)
 
         self._positions = positions = mx.zeros(2, mx.int32)
         try:
-            trace_decode_step(model, positions, stored)
+            trace_decode_step(model, positions, add_variant)
         finally:
             self.end()
         return [KernelCheck(variant.label, partial(self._is_approved, variant)) for variant in variants]

@@ -94,7 +94,7 @@ class Autotuner:
 
 
 def read_choices(table: ChoiceTable) -> tuple[TimedChoice, ...]:
-    """Return the choices that follow from the times stored in a table."""
+    """Return the choices that an autotuner would make from the times stored in a table."""
     return tuple(
         TimedChoice(
             e.label, e.batch, pick_candidate(e.timing, e.usual), ChoiceSource.DISK, e.timing.seconds, e.timing.refused
@@ -104,7 +104,7 @@ def read_choices(table: ChoiceTable) -> tuple[TimedChoice, ...]:
 
 
 def pick_candidate(timing: Timing, default_candidate: str) -> str:
-    """Return the name of the candidate to use: the usual one, unless it is refused or another is faster by `MARGIN`."""
+    """Return the name of the candidate to use: the default, unless it is refused or another is faster by `MARGIN`."""
     if not timing.seconds:
         return default_candidate
     name = min(timing.seconds, key=timing.seconds.__getitem__)

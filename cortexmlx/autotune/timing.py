@@ -47,7 +47,7 @@ class TimingBudget:
         self._longest_run = 0.0
 
     def run(self, candidate: Candidate, expected: float | None = None) -> float:
-        """Run a candidate, and return the seconds that it computed. `expected` is what its last run took.
+        """Run a candidate, and return how many seconds it took. `expected` is what its last run took.
 
         Raises BudgetSpent before the run, and whatever the candidate raises.
         """
@@ -84,7 +84,7 @@ def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Ti
     times: dict[str, list[float]] = {}
     active_candidates: list[Candidate] = []
 
-    def run(candidate: Candidate, expected: float | None) -> float | None:
+    def run_or_refuse(candidate: Candidate, expected: float | None) -> float | None:
         nonlocal memory_refused
         try:
             return budget.run(candidate, expected)
@@ -97,7 +97,7 @@ def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Ti
 
     try:
         for candidate in candidates:
-            if run(candidate, None) is not None:
+            if run_or_refuse(candidate, None) is not None:
                 active_candidates.append(candidate)
                 times[candidate.name] = []
         for number in range(ROUNDS):
@@ -105,7 +105,7 @@ def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Ti
                 if candidate.name in refused:
                     continue
                 last = times[candidate.name][-1] if times[candidate.name] else None
-                seconds = run(candidate, last)
+                seconds = run_or_refuse(candidate, last)
                 if seconds is not None:
                     times[candidate.name].append(seconds)
             active_candidates = [candidate for candidate in active_candidates if candidate.name not in refused]

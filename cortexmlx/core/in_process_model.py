@@ -25,7 +25,7 @@ from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
 from cortexmlx.execution.boundary import AdapterSet, raise_if_refused, return_refusals
-from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
+from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, kv_store_notes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.kv.cache import KVCache
@@ -177,7 +177,7 @@ class InProcessModel:
         self.blocks = mode.count_blocks(memory, load, max_row_tokens)
         """How many blocks each layer group may have at most."""
         self.runner = mode.make_runner(config.block_size, vocab_size, self.backend)
-        self._warm_up.add(mode.write_checks(self.backend))
+        self._warm_up.add(mode.tail_write_checks(self.backend))
         notes = (
             (
                 loaded.notes
@@ -189,7 +189,7 @@ class InProcessModel:
             + memory_warnings
             + mode.notes
             + notes
-            + (store_notes(mode) if config.kv_store else ())
+            + (kv_store_notes(mode) if config.kv_store else ())
         )
         self.embedding = detect_support(
             loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
@@ -331,7 +331,7 @@ class InProcessModel:
         setup = self._store
         if setup is None:
             return None
-        if store_notes(self._mode):
+        if kv_store_notes(self._mode):
             setup.cancel()
             return None
         attention = auto_backend_name() if self._config.attention == "auto" else self._config.attention
@@ -381,7 +381,7 @@ class InProcessModel:
     def start_store(self) -> None:
         """Let the store read and write, once the first cache exists."""
         if self.disk is not None and self._store is not None:
-            assert isinstance(self.runner, ModelRunner)  # else `store_notes` has said why there is no store
+            assert isinstance(self.runner, ModelRunner)  # else `kv_store_notes` has said why there is no store
             self.disk.set_runner(self.runner)
             if self.disk.state is StoreState.HASHING:
                 self._store.when_hashed(self.loaded.model, lambda: self._wake(lambda core: self._resolve_store()))

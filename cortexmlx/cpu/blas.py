@@ -38,7 +38,7 @@ class BlasState(str, Enum):
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """The outcome of `preload`, and a line about it for the user. `threads`: how many the library uses (0: unknown)."""
+    """The outcome of `preload`, with a line about it for the user, and the library's thread count (0 if unknown)."""
 
     state: BlasState
     line: str
@@ -55,8 +55,8 @@ _lock = threading.Lock()
 
 
 def preload() -> BlasStatus:
-    """Load a fast BLAS globally, once. Later calls return the first outcome. Call it before mlx is imported: later, it
-    works with our shim only, and logs a warning if mlx stays slow.
+    """Load a fast BLAS globally, once. Later calls return the first outcome. Call it before mlx is imported. After
+    that, it works only with our shim, and logs a warning if mlx stays slow.
 
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """
@@ -179,8 +179,8 @@ def _shim_path() -> Path | None:
 
 
 def _choose_thread_count() -> int | None:
-    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded:
-    its own threads spin from then on, and would be counted as others.
+    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded,
+    because from then on the library's own threads spin, and would be counted as busy ones of others.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return None
@@ -208,8 +208,8 @@ def idle_cpus(usable: int, cpus: int, busy_threads: int) -> int:
 
 
 def count_busy_threads() -> int:
-    """Return how many threads on this machine, other than this one, want to run now: the median of five looks, 16 ms
-    in all. The load average would still count what ended a minute ago.
+    """Return how many threads on this machine, other than this one, want to run now: the median of five readings in
+    16 ms. The load average would still count threads that ended a minute ago.
     """
     counts = []
     for look in range(5):

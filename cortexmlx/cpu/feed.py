@@ -16,8 +16,8 @@ import mlx.core as mx
 
 
 class EarlyEvaluator:
-    """Starts to compute a step's arrays on a CPU while the step is still being built. `hand_over` starts computing
-    them; `wait_seconds` is how long its calls have taken in sum.
+    """Starts to compute a step's arrays on a CPU while the rest of the step is still being built. `hand_over` is the
+    function that starts it, `mx.async_eval`; `wait_seconds` is how long its calls have taken in total.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ def use_powers_of_two() -> Iterator[None]:
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    """Return `silu(gate) * x`, elementwise, by a power of two."""
+    """Return `silu(gate) * x`, elementwise, with `exp2` in place of `exp`."""
     return gate / (1.0 + exp2(gate * -LOG2_E)) * x
 
 

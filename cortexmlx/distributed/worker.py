@@ -42,7 +42,7 @@ from cortexmlx.distributed.links.handshake import (
 from cortexmlx.distributed.links.link import DEFAULT_LIMITS, LinkLimits, WorkerLink
 from cortexmlx.distributed.links.listener import HANDSHAKE_SECONDS, Address
 from cortexmlx.errors import CortexError, HostLost, HostRefused
-from cortexmlx.mlx_lm.package import leave_tokenizers_out
+from cortexmlx.mlx_lm.package import load_without_tokenizers
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -105,7 +105,7 @@ def _run_worker(task: WorkerAssignment, rank: int, key: bytes) -> int:
     """Join the controller, meet the other ranks, and serve calls. Return the exit code."""
     end_with_parent()
     blas.preload()
-    leave_tokenizers_out()
+    load_without_tokenizers()
     from cortexmlx.distributed.rank import open_rank  # imports mlx, which takes a while: the link begins after it
     from cortexmlx.distributed.rank_server import serve
 

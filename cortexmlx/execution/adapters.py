@@ -32,7 +32,7 @@ _MIN_RANK = 8
 
 class AdapterGroup:
     """LoRA adapters with the same target layers and the same table rank (see `_table_rank`).
-    They share one table per target, so that a step with several of them is one product each with A and B.
+    They share one table per target, so that a step with several of them takes one product with A and one with B.
     """
 
     def __init__(self, modules: dict[str, nn.Module], rank: int, dtype: mx.Dtype) -> None:
@@ -66,8 +66,8 @@ class AdapterGroup:
         self.numbers.append(number)
 
     def remove(self, number: int) -> None:
-        """Remove an adapter that is not the only one; the last adapter takes its slot. If it fails, the others serve
-        as before: nobody uses the slot of this one any more, whatever a table has there.
+        """Remove an adapter that is not the only one, and move the last adapter to its slot. If a table cannot be
+        changed, the other adapters serve as before.
         """
         slot, last = 1 + self.numbers.index(number), len(self.numbers)
         if slot < last:
@@ -77,7 +77,7 @@ class AdapterGroup:
         self.numbers.pop()
 
     def trim(self) -> None:
-        """Drop the unused slots at the end of all tables. If it fails, nothing is lost."""
+        """Drop the unused slots at the end of all tables. If that fails, all adapters still serve."""
         for table in self.tables.values():
             table.keep_first(1 + len(self.numbers))
 
@@ -250,7 +250,7 @@ class ServedAdapters:
         self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module`: the layer's id."""
+        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module` is its id."""
         part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)
@@ -266,7 +266,7 @@ class ServedAdapters:
         return out
 
     def _part_route(self, index: int, group: AdapterGroup, part: TokenSpan) -> Route | None:
-        """Return the route of the tokens that a recurrent layer is called with, computed once per step and group."""
+        """Return the adapter slots of a recurrent layer's tokens as a route, computed once per step and group."""
         cached_part = self._parts.get((index, id(part)))
         if cached_part is None:
             cached_part = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens.ravel()])
@@ -274,7 +274,7 @@ class ServedAdapters:
 
 
 class _LayerHook:
-    """Adds the adapters' products to one layer's output. It is no array and no module, so it is no parameter."""
+    """Adds the adapters' products to one layer's output. It is no module, so MLX does not look for parameters in it."""
 
     def __init__(self, adapters: ServedAdapters, module: int) -> None:
         self._adapters = adapters
@@ -304,10 +304,10 @@ def make_adapted_class(kind: type[Any]) -> type[Any]:
     """Return a subclass of the module class `kind` whose output goes through the module's own `adapter_hook`."""
     original_call = kind.__call__
 
-    def call(module: Any, x: mx.array) -> Any:
+    def call_with_hook(module: Any, x: mx.array) -> Any:
         return module.adapter_hook(x, original_call(module, x))
 
-    return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
+    return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call_with_hook, "unadapted": kind})
 
 
 def restore_classes(modules: Iterable[nn.Module]) -> None:
@@ -373,7 +373,7 @@ def find_unsupported_layers(
 
 @dataclass
 class _ModuleUse:
-    """How a pass used a module."""
+    """How a forward pass used one module."""
 
     tokens: list[int] = field(default_factory=list)
     """How many tokens each call had."""
@@ -385,7 +385,7 @@ class _ModuleUse:
 def _make_recording_class(module_uses: Mapping[int, _ModuleUse], kind: type[Any]) -> type[Any]:
     """Return a subclass of the module class `kind` that records each use of a module in `module_uses`, by its id."""
 
-    def call(module: Any, x: mx.array) -> Any:
+    def record_call(module: Any, x: mx.array) -> Any:
         module_use = module_uses[id(module)]
         module_use.tokens.append(x.size // x.shape[-1])
         module_use.is_calling = True
@@ -406,7 +406,7 @@ def _make_recording_class(module_uses: Mapping[int, _ModuleUse], kind: type[Any]
             module_uses[id(module)].read = True
         return value
 
-    methods = {"__call__": call, "__getattr__": get_attribute, "__getitem__": get_item}
+    methods = {"__call__": record_call, "__getattr__": get_attribute, "__getitem__": get_item}
     return type(f"Noted{kind.__name__}", (kind,), methods)
 
 
@@ -475,7 +475,7 @@ def make_route(slots: IntArray) -> Route | None:
 
 
 def _make_gathered_part(slots: IntArray, begin: int, end: int) -> RoutePart:
-    """Return the part `begin .. end`, in which each token may have another slot."""
+    """Return the part `begin .. end` of a route, in which each token has its own slot."""
     part_slots = slots[begin:end]
     is_uniform = bool((part_slots == part_slots[0]).all())
     return RoutePart(begin, end, int(part_slots[0]), None if is_uniform else mx.array(part_slots.astype(np.uint32)))

@@ -102,13 +102,13 @@ def choose_kernels(
 
 
 def keep_own_products(runner: Runner) -> None:
-    """Let the model's own modules multiply with quantized weights wherever timing would have to decide."""
+    """Let MLX compute the quantized products for which timing would choose between MLX and our kernel."""
     if isinstance(runner, ModelRunner) and (products := _choosable_products(runner)) is not None:
         products.keep_shared()
 
 
 def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
-    """Return the model's products with quantized weights; None without any, or if timing does not choose for them."""
+    """Return what computes the model's quantized products, if timing is to choose its kernels; otherwise None."""
     products = runner.products
     return products if products is not None and isinstance(products.use, ProductChoices) else None
 

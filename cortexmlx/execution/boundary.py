@@ -139,7 +139,7 @@ class Runner(Protocol):
         """Allocate an empty arena of `blocks` blocks. The old arena is freed first."""
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether a resize to `blocks` may be tried: memory is free now, or no arena exists that could stay."""
+        """Return whether a resize to `blocks` may be tried: memory is free now, or there is no arena to lose."""
 
     def resize(self, blocks: GroupCounts) -> Refusal | None:
         """Resize the arena to `blocks` blocks per layer group. Blocks that stay keep their content."""
@@ -168,7 +168,7 @@ class Runner(Protocol):
         """Wait for the oldest step in flight, and return its result."""
 
     def settle(self, ops: StateOps) -> Refusal | None:
-        """Carry out planned operations on recurrent states, and drop the last step's data. No step follows soon."""
+        """Carry out operations on recurrent states when no step follows soon, and drop the last step's data."""
 
     def forget(self) -> None:
         """Drop all steps in flight, and everything that is kept outside of the arena."""
@@ -215,7 +215,7 @@ def return_refusals(work: Callable[P, T]) -> Callable[P, T | Refusal]:
     """Decorate `work`: if the system gives it no memory, it returns a `Refusal` instead of raising."""
 
     @wraps(work)
-    def answered(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+    def run_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
         try:
             return work(*args, **kwargs)
         except Exception as error:
@@ -224,4 +224,4 @@ def return_refusals(work: Callable[P, T]) -> Callable[P, T | Refusal]:
             clear_frames(error.__traceback__)  # they hold arrays
             return Refusal(str(error), isinstance(error, MemoryRefused))
 
-    return answered
+    return run_or_refuse

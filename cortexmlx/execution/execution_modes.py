@@ -43,7 +43,7 @@ from cortexmlx.kv.sizing import (
     tokens_that_fit,
 )
 from cortexmlx.kv.snapshots import SnapshotRegistry
-from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, paged_groups, quantization_error, quantize_groups
+from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, kv_bits_error, paged_groups, quantize_groups
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
@@ -76,15 +76,15 @@ class ExecutionMode(Protocol):
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
         """Return the checks that compile and test kernels before the first step: see `AttentionBackend.checks`."""
 
-    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
-        """Return the checks of the kernel that writes the tail. They need a runner."""
+    def tail_write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+        """Return the checks of the kernel that writes the tail. Call it after `make_runner`."""
 
     def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> Runner:
         """Return the runner, without blocks. Raises ModelUnsupported if answers would depend on how prompts are cut."""
 
     def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:
         """Have the runner allocate an empty arena of at most `blocks` blocks, and return the cache that owns them.
-        Raises MemoryRefused, unless it begins `from_scratch`: then the next step has the arena made.
+        Raises MemoryRefused if the system has no memory; with `from_scratch`, the next step tries again instead.
         """
 
 
@@ -105,9 +105,9 @@ class PagedMode:
         """What sees images for the model; None: it reads text only."""
 
     def add_head(self, head: DraftHead | Assistant) -> bool:
-        """Have a draft head or an assistant run with the model from now on. A head's layer joins the group of the
-        model's layer that it is like. Return False if that group does not see all tokens, or if the model's last hidden
-        states cannot be had.
+        """Have a draft head or an assistant run with the model from now on. A head's layer joins the layer group of the
+        model's layer with the same shape. Return False if that group does not see all tokens, or if the model's last
+        hidden states are not available.
         """
         has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
         if isinstance(head, Assistant):
@@ -147,7 +147,7 @@ class PagedMode:
             calls.append((target, AttentionCall(dtype, attention.n_heads, attention.head_dim, False, False, False)))
         return backend.by_kernels.kernel_checks(calls, paged_groups(self.groups), block_size)
 
-    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+    def tail_write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
         """Return the checks of the kernel that writes the tail, if the backend has one."""
         return () if backend.writer is None else backend.writer.kernel_checks(self._model)
 
@@ -188,9 +188,9 @@ def begin_paged_arena(
     may_resize: Callable[[GroupCounts], bool],
     from_scratch: bool,
 ) -> KVCache:
-    """Have a runner allocate an empty arena, and return the cache that owns its blocks: at most `blocks` blocks of
-    `groups`, and with `snapshots`, so many snapshots of states. `from_scratch` and the rest: see
-    `ExecutionMode.begin_arena`.
+    """Have a runner allocate an empty arena, and return the cache that owns its blocks. The cache has at most `blocks`
+    blocks in each of `groups`, and at most `snapshots` snapshots of recurrent states (None: the model has no such
+    states). `from_scratch` is as in `ExecutionMode.begin_arena`.
     """
     size = prefix.block_size
     first_blocks = tuple(initial_blocks(count, size) for count in blocks)
@@ -252,7 +252,7 @@ class SerialMode:
         """Return no checks, since no kernel of ours runs."""
         return ()
 
-    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+    def tail_write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
         """Return no checks, since there is no tail."""
         return ()
 
@@ -296,17 +296,17 @@ def choose_execution_mode(
         return PagedMode(model, quantize_groups(group_layers(probe_kv_specs(model)), kv_bits, kv_group_size))
     except NotPaged as why:
         if kv_bits is not None:
-            raise quantization_error(kv_bits, str(why)) from why
+            raise kv_bits_error(kv_bits, str(why)) from why
         return SerialMode(model, why)
 
 
 def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
-    """Return the products with quantized weights for the Metal backend, nothing chosen yet; None for other backends."""
+    """Return what computes quantized products by our kernel, for the Metal backend; None for other backends."""
     if backend.name != "metal":
         return None
     return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())
 
 
-def store_notes(mode: ExecutionMode) -> tuple[str, ...]:
-    """Return a note on why nothing of a model goes to the KV store; no note if its keys and values can."""
+def kv_store_notes(mode: ExecutionMode) -> tuple[str, ...]:
+    """Return one note on why a model's keys and values cannot go to the KV store, or no note if they can."""
     return () if mode.max_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

@@ -89,11 +89,11 @@ def trace_graph(
     graph = Graph()
     first_arrays: list[tuple[mx.array, ...]] = [] if computed_first is None else computed_first
 
-    def all_of_it(*arguments: mx.array) -> list[mx.array]:
+    def compute_all(*arguments: mx.array) -> list[mx.array]:
         results = list(function(*arguments))
         return [*(array for arrays in first_arrays for array in arrays), *results]
 
-    def note(part: dict[str, Any]) -> None:
+    def add_to_graph(part: dict[str, Any]) -> None:
         kind = part["type"]
         if kind == "primitive":
             input_names = tuple(entry[0] for entry in part["inputs"])
@@ -109,7 +109,7 @@ def trace_graph(
     contiguous = mx.contiguous
     mx.contiguous = _traceable_contiguous
     try:
-        mx.export_function(note, all_of_it, *inputs)
+        mx.export_function(add_to_graph, compute_all, *inputs)
     finally:
         mx.contiguous = contiguous
     for arrays in first_arrays:

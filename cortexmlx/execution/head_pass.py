@@ -35,8 +35,8 @@ from cortexmlx.speculation.drafter import HeadRow
 
 @dataclass
 class RowKeys:
-    """Where a round of guesses finds the keys and values of rows: those of `groups` are in the arena, and the newest
-    `columns_used` of the `columns` of `tail` come after them. Keys of guesses are added to a tail of the round's own.
+    """Where attention finds the keys and values of rows while tokens are drafted: in the arena, by `groups`, and after
+    these in `columns_used` of the `columns` of `tail`. Those of drafted tokens go to a copy of the tail, `drafted`.
     """
 
     memory: PagedMemory
@@ -46,26 +46,26 @@ class RowKeys:
     tail: dict[int, Slab]
     columns_used: int
     columns: int
-    guessed: dict[int, Slab] = field(default_factory=dict)
+    drafted: dict[int, Slab] = field(default_factory=dict)
 
     def find(self, layer: int, dtype: mx.Dtype) -> PagedKV:
         """Return where attention finds the keys and values of a layer. The queries are of `dtype`."""
-        return self._handle(layer, dtype, self.tail.get(layer), self.columns_used)
+        return self._make_paged_kv(layer, dtype, self.tail.get(layer), self.columns_used)
 
     def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Add a guess's `[rows, kv_heads, 1, dim]` to the rows. Return what `find` returns, with the guess."""
+        """Add the keys and values `[rows, kv_heads, 1, dim]` of one drafted token per row. Return as `find` does."""
         new: Slab = (keys,) if values is None else (keys, values)
         form = self.memory.arena.quantization(layer)
         if form is not None:
             new = form.quantize(*new)
-        if layer not in self.guessed and self.columns_used:
-            self.guessed[layer] = tuple(map(mx.array, self.tail[layer]))  # the columns are written in place
-        tail = write_tail_column(self.guessed.get(layer), self.columns_used, self.columns, new)
-        self.guessed[layer] = tail
+        if layer not in self.drafted and self.columns_used:
+            self.drafted[layer] = tuple(map(mx.array, self.tail[layer]))  # the columns are written in place
+        tail = write_tail_column(self.drafted.get(layer), self.columns_used, self.columns, new)
+        self.drafted[layer] = tail
         self.columns_used += 1
-        return self._handle(layer, keys.dtype, tail, self.columns_used)
+        return self._make_paged_kv(layer, keys.dtype, tail, self.columns_used)
 
-    def _handle(self, layer: int, dtype: mx.Dtype, tail: Slab | None, tail_tokens: int) -> PagedKV:
+    def _make_paged_kv(self, layer: int, dtype: mx.Dtype, tail: Slab | None, tail_tokens: int) -> PagedKV:
         arena = self.memory.arena
         group, form = arena.group_of[layer], arena.quantization(layer)
         step, derived = self.groups[group], self.derived[group]
@@ -73,7 +73,7 @@ class RowKeys:
 
 
 class StateDrafts(ABC):
-    """Guesses tokens from the states of the newest step: of all its tokens, if `sees_all_tokens`."""
+    """Drafts tokens from the newest step's hidden states: of all its tokens, if `sees_all_tokens`, or the last ones."""
 
     sees_all_tokens = True
 
@@ -93,23 +93,23 @@ class StateDrafts(ABC):
         chosen: mx.array | None,
         embeddings: mx.array | None = None,
     ) -> list[mx.array]:
-        """Take from a step of flat `tokens` `[T]` the states after the model's last norm, `hidden` `[T, width]`, or
-        those of its `logit_rows`. `chosen` are the tokens that the step chose there. `embeddings` `[T, 1, width]` are
-        those of a step with images. Return the arrays to compute.
+        """Keep what `propose` needs of a step of flat `tokens` `[T]`, and return the arrays to compute. `hidden`
+        `[T, width]` are the states after the model's last norm, or those of `logit_rows` only. `chosen` are the tokens
+        that the step sampled there, and `embeddings` `[T, 1, width]` those of a step with images.
         """
 
     @abstractmethod
-    def _guess(
+    def _draft_tokens(
         self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
     ) -> list[mx.array]:
-        """Return up to `count` tokens `[n]` of each of n rows, from what `run` kept of each: `states` `[n, 1, width]`,
-        at `positions` `[n]`. `newest` `[n]` are the rows' newest tokens, right after these.
+        """Draft up to `count` tokens for each of n rows, an array `[n]` each. `states` `[n, 1, width]`, at `positions`
+        `[n]`, are what `run` kept. `newest` `[n]` are the rows' newest tokens, one position later.
         """
 
     def propose(self, rows: Sequence[HeadRow], count: int, keys: RowKeys | None) -> list[tuple[int, ...]]:
-        """Return the likeliest `count` tokens that follow each row's newest token; none for a row that had no token in
-        the last step. The rows of `keys` are `rows`, in order, or those of the last step if it is in the tail. Without
-        `keys`, no more than one token can be had. No step may be in flight.
+        """Return up to `count` drafted tokens after each row's newest token; none for a row that had no token in the
+        last step. The rows of `keys` are `rows`, in order, or those of the last step if it is in the tail. Without
+        `keys`, at most one token is drafted. No step may be in flight.
         """
         if self._newest is None:
             return [()] * len(rows)
@@ -132,13 +132,13 @@ class StateDrafts(ABC):
         for index, place, (_, _, position, token, shift) in zip(indices, places, rows, strict=True):
             if place is not None:
                 newest[index], positions[index] = token, position + shift
-        guesses = self._guess(states[mx.array(lanes)], mx.array(newest), mx.array(positions), count, keys)
+        guesses = self._draft_tokens(states[mx.array(lanes)], mx.array(newest), mx.array(positions), count, keys)
         tokens = np.array(mx.stack(guesses, axis=1)).tolist()
         return [() if place is None else tuple(tokens[index]) for index, place in zip(indices, places, strict=True)]
 
 
 class HeadDrafts(StateDrafts):
-    """Guesses tokens with a draft head. `layer` is the number of its layer, and `cache` that layer's cache in steps."""
+    """Drafts tokens with a draft head. `layer` is the number of its layer, and `cache` that layer's cache in steps."""
 
     def __init__(self, head: DraftHead, layer: int, cache: LayerCache) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class HeadDrafts(StateDrafts):
         self._newest = plan.logit_segments, rows
         return [rows]
 
-    def _guess(
+    def _draft_tokens(
         self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
     ) -> list[mx.array]:
         tokens = [mx.argmax(self._head.project(states)[:, 0], axis=-1)]
@@ -180,7 +180,7 @@ class HeadDrafts(StateDrafts):
 
 
 class AssistantDrafts(StateDrafts):
-    """Guesses tokens with an assistant, which reads the model's own keys and values."""
+    """Drafts tokens with an assistant, which reads the model's own keys and values."""
 
     sees_all_tokens = False
 
@@ -202,7 +202,7 @@ class AssistantDrafts(StateDrafts):
         self._newest = plan.logit_segments, rows[:, None]
         return [rows]
 
-    def _guess(
+    def _draft_tokens(
         self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
     ) -> list[mx.array]:
         assert keys is not None
@@ -215,7 +215,7 @@ class AssistantDrafts(StateDrafts):
 
 
 def _next_tokens(plan: StepPlan, tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the token after each token of a step: the one that the step chose, or the next one of the text."""
+    """Return the token after each token of a step: the one that the step sampled, or the next one of the prompt."""
     if plan.kind is StepKind.DECODE:
         assert chosen is not None
         return mx.maximum(chosen, 0)

@@ -59,23 +59,23 @@ def predict_step_bytes(
     tokens: int,
     step_drafts: int = MAX_STEP_DRAFTS,
 ) -> StepBytes:
-    """Return the peak bytes of the largest steps when `load.rows` rows end with `tokens` tokens each. Rows verify
-    `step_drafts` drafted tokens, if any, in the largest step with drafts.
+    """Return the peak bytes of the largest steps, without running them, for `load.rows` rows of `tokens` tokens each.
+    In the largest step with drafts, rows verify `step_drafts` drafted tokens.
 
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
     groups = paged_groups(groups)
 
-    def traced(tokens: int) -> StepBytes:
-        def bytes_of(plan: StepPlan) -> int:
-            return _OutlineRunner(model, groups, plan.blocks, load.block_size, vocab_size, attend).predict_peak_bytes(
-                plan
-            )
+    def trace_steps(tokens: int) -> StepBytes:
+        def trace_peak_bytes(plan: StepPlan) -> int:
+            runner = _OutlineRunner(model, groups, plan.blocks, load.block_size, vocab_size, attend)
+            return runner.predict_peak_bytes(plan)
 
         prefill, decode = plan_largest_steps(groups, load, tokens)
         verify_plans = plan_largest_steps(groups, load, tokens, step_drafts) if step_drafts else ()
         decode = replace(decode, column=decode.columns - 1)
-        return StepBytes(bytes_of(prefill), max(map(bytes_of, verify_plans), default=0), bytes_of(decode))
+        verify = max(map(trace_peak_bytes, verify_plans), default=0)
+        return StepBytes(trace_peak_bytes(prefill), verify, trace_peak_bytes(decode))
 
     lone = 0
     if load.lone_prefill_budget > load.prefill_budget:
@@ -83,9 +83,9 @@ def predict_step_bytes(
         runner = _OutlineRunner(model, groups, plan.blocks, load.block_size, vocab_size, attend)
         lone = runner.predict_peak_bytes(plan)
     if tokens <= _TRACED_LENGTHS[1]:
-        step_bytes = traced(tokens)
+        step_bytes = trace_steps(tokens)
         return replace(step_bytes, prefill=max(step_bytes.prefill, lone))
-    short_bytes, long_bytes = map(traced, _TRACED_LENGTHS)
+    short_bytes, long_bytes = map(trace_steps, _TRACED_LENGTHS)
     extrapolation = (tokens - _TRACED_LENGTHS[1]) / (_TRACED_LENGTHS[1] - _TRACED_LENGTHS[0])
     pairs = zip(astuple(short_bytes), astuple(long_bytes), strict=True)
     prefill, *others = (round(large + extrapolation * (large - small)) for small, large in pairs)
@@ -96,8 +96,8 @@ def plan_largest_steps(
     groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: int, step_drafts: int = 0
 ) -> tuple[StepPlan, StepPlan]:
     """Plan the two largest steps of a run: the last piece of the last prompt while all other rows decode, and the
-    first step of the window after it. With `step_drafts`, these rows verify so many drafted tokens in the first
-    step, and all rows do in the second.
+    first step of the decode window after it. With `step_drafts`, the decoding rows verify so many drafted tokens in
+    both steps.
 
     Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
     that has been in use for a while.
@@ -157,7 +157,7 @@ def plan_lone_step(groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: in
 
 
 def _add_drafts(scheduler: Scheduler, count: int) -> None:
-    """Draft `count` tokens, shared among all decoding rows. None of them is what its row will choose."""
+    """Draft `count` tokens in total for the decoding rows. All of them will be rejected."""
     jobs = scheduler.draftable_jobs
     for index, job in enumerate(jobs):
         scheduler.set_drafts(job.id, (1,) * (count // len(jobs) + (index < count % len(jobs))))
@@ -198,7 +198,7 @@ class _OutlineRunner(ModelRunner):
         self._outline_arena.set_blocks(blocks)
 
     def predict_peak_bytes(self, plan: StepPlan) -> int:
-        """Return the peak bytes of a step beside what is in memory when it begins."""
+        """Return the peak bytes that a step adds to what is in memory when it begins."""
         writes_arena = plan.kind is StepKind.MIXED
         slabs = tree_flatten(self._outline_arena.slabs())
         tail_arrays = tree_flatten({} if writes_arena else self._outline_arena.make_tail(len(plan.segments)))
@@ -206,7 +206,7 @@ class _OutlineRunner(ModelRunner):
         shapes = self._outline_arena.slabs()
         states = self._outline_states(plan) if len(plan.logit_rows) > len(plan.logit_segments) else []
 
-        def step(*inputs: mx.array) -> list[mx.array]:
+        def build_step(*inputs: mx.array) -> list[mx.array]:
             arrays = iter(inputs)
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
             self._outline_arena.set_slabs({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
@@ -224,9 +224,8 @@ class _OutlineRunner(ModelRunner):
         early_arrays: list[tuple[mx.array, ...]] = []
         self._feed.hand_over = early_arrays.append
         try:
-            graph = trace_graph(
-                step, *(array for _, array in (*weights, *slabs, *tail_arrays)), *states, computed_first=early_arrays
-            )
+            arguments = [array for _, array in (*weights, *slabs, *tail_arrays)]
+            graph = trace_graph(build_step, *arguments, *states, computed_first=early_arrays)
         finally:
             self.model.update(tree_unflatten(weights))
             self._outline_arena.set_slabs(shapes)

@@ -58,8 +58,8 @@ class LogitRows:
         kept_indices: npt.NDArray[np.int32],
         embeddings: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """Run a pass as `run` does, and also return what `project` needs for the tokens `kept_indices`, `[len(kept),
-        ...]`: their hidden states, or their logits if nothing is wrapped.
+        """Run a pass as `run` does, and also return the input of `project` for the tokens `kept_indices`, `[len(kept),
+        ...]`: their hidden states, or their logits if no module of this model could be wrapped.
         """
         return self._run(tokens, caches, rows, mx.array(kept_indices), embeddings)
 
@@ -71,8 +71,8 @@ class LogitRows:
             return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _do_nothing)[:, 0]
 
     def has_hidden_states(self) -> bool:
-        """Return whether `hidden_states` gives the model's last hidden states: its body, the part that has the wrapped
-        norm, returns just what the norm returns. Nothing is computed.
+        """Return whether `hidden_states` gives the model's last hidden states. It does if the wrapped norm is the last
+        operation of the module that contains it. Nothing is computed.
         """
         path = next((path for path, module in self._model.named_modules() if module is self._pick), "")
         parent = path.rpartition(".")[0]
@@ -145,7 +145,7 @@ class _ModuleWrapper(nn.Module):  # type: ignore[misc]
 
 @dataclass
 class RowSelection:
-    """Which rows a wrapped module passes on and keeps in one pass. It is no module, so its arrays are no parameters."""
+    """Which rows a wrapped module passes on and keeps in one pass. No module, so that its arrays are no parameters."""
 
     calls_left: int
     """How many calls of the norm are left until the one at which rows are picked."""
@@ -279,7 +279,7 @@ def _wrap_last_norm(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
 
 
 def _wrap_body(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
-    """Wrap the child module of the model in whose one call all attention happens."""
+    """Wrap the model's child module that does all attention within one call."""
     parts = {name: part for name, part in model.children().items() if isinstance(part, nn.Module)}
     order: list[str] = []
     for name, part in parts.items():
@@ -315,7 +315,7 @@ def _wrap_if_rows_suffice(
 
 
 def _do_nothing() -> None:
-    """Do nothing: what a pass calls at attention if nobody listens."""
+    """Do nothing: the callback of a lazy pass whose attention calls do not matter."""
     pass
 
 

@@ -26,7 +26,7 @@ _LOW_32_BITS = (1 << 32) - 1
 
 
 def bits_below_max(logits: mx.array) -> mx.array:
-    """Return the base-2 log of each token's weight relative to its row's best: `[R, V] float32`, 0 for the best."""
+    """Return log2(p / p of the row's likeliest token) of each token: `[R, V] float32`, 0 for the likeliest."""
     return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
 
 
@@ -36,7 +36,7 @@ def log_sum_exp(logits: mx.array) -> mx.array:
 
 
 def row_sum(values: mx.array) -> mx.array:
-    """Return row sums `[R, 1]` as sums of group sums: float32 sums of 50,000 terms in one go err in the fifth digit."""
+    """Return row sums `[R, 1]`, added up in groups: adding 50,000 float32 terms one by one errs in the fifth digit."""
     return mx.sum(mx.sum(_split_into_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
 
 
@@ -161,7 +161,7 @@ def _invert_cdf(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.arra
 
 
 def mask_logits(logits: mx.array, mask: TokenMask) -> mx.array:
-    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Other rows keep every bit."""
+    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Other rows are unchanged."""
     rows, vocab = logits.shape
     # By bytes: as words, each token would take four bytes twice.
     bits = mx.array(mask.allowed.astype("<u4").view(np.uint8))[:, :, None] >> mx.arange(8, dtype=mx.uint8)

@@ -90,7 +90,7 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return NumPy copies of a group's blocks; if it is `STATE`, of snapshots, with None for missing ones."""
+        """Return NumPy copies of a group's blocks, or, for the group `STATE`, of snapshots (None if missing)."""
         if group != STATE:
             return [*copy_out_blocks(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
@@ -130,7 +130,7 @@ def write_tail_column(tail: Slab | None, column: int, columns: int, new: Slab) -
 
 
 class ArenaWriteIndex:
-    """A write's slots as a device index for all layers of `group`. Raises KVBlockError for a slot outside the arena."""
+    """The slots of an arena write, as an index array on the device for all layers of `group`."""
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
         arena.check_slots(group, write.slots)
@@ -143,7 +143,7 @@ class ArenaWriteIndex:
         self._zeros = len(write.zeros)
 
     def pad(self, values: mx.array) -> mx.array:
-        """Return `values` `[heads, tokens, dim]` followed by zeros for the write's zero slots."""
+        """Return `values` `[heads, tokens, dim]` with zeros added for the slots that the write sets to zero."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
 
 
@@ -159,7 +159,7 @@ _NONE, _PLAIN, _BFLOAT16 = range(3)
 
 
 def copy_out_blocks(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
-    """Return NumPy copies of a group's blocks, leaving no arena view. Nothing may be in flight, as for a write."""
+    """Return NumPy copies of a group's blocks. No step may be in flight."""
     layers, size = arena.groups[group].layers, arena.block_size
     copies: list[list[np.ndarray]] = [[] for _ in blocks]
     for index, layer in enumerate(layers):
@@ -192,7 +192,7 @@ def load_pieces(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) 
 
 
 def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None:
-    """Write the pieces of one layer group to their blocks."""
+    """Write the pieces of one layer group that were loaded from disk to their blocks."""
     blocks = np.array([each.target for each in loads], np.int32)
     arena.check_blocks(group, blocks)
     slots = (blocks[:, None] * arena.block_size + np.arange(arena.block_size, dtype=np.int32)).reshape(-1)
@@ -374,8 +374,8 @@ class CopyWatch:
 
 
 def _copied_sizes(arrays: Sequence[mx.array], tolerance: int) -> list[int] | None:
-    """Evaluate arrays one by one, and return the bytes of each that MLX copied instead of writing in place (give or
-    take `tolerance`); None, some perhaps not evaluated, if that cannot be told.
+    """Evaluate arrays one by one, and return the bytes of each that MLX copied instead of writing in place, by MLX's
+    memory counts (give or take `tolerance`). Stop and return None if other threads change these counts.
     """
     copied_sizes = []
     previous = _MemoryCounts.now()

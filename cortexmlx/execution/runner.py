@@ -48,10 +48,9 @@ from cortexmlx.vision.sight import Sight
 class ModelRunner:
     """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
     `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
-    products that it serves. `make_sampler` replaces `BatchSampler`. A draft `head` runs after each step; its layer is
-    the leaf after the model's. An assistant may take its place. With `sight`, it sees
-    the images of a step. The arena has no blocks before `begin`.
-    `Runner` documents the methods.
+    products that it serves. `make_sampler` replaces `BatchSampler`. `head` is a draft head, whose layer comes after the
+    model's own, or an assistant. `sight` computes the embeddings of a step's images. The arena has no blocks before
+    `begin`. `Runner` documents the methods.
     """
 
     def __init__(
@@ -158,9 +157,9 @@ class ModelRunner:
 
     @return_refusals
     def prepare(self, plan: StepPlan) -> None:
-        """Carry out the memory operations of a step (`prepare_memory`) before its pass, as a call of its own. The next
-        call must be `dispatch` or `forward` with this plan object, which leaves them out. Nothing may be in flight. It
-        is a call of its own since a rank must not wait in a collective for one that was refused memory.
+        """Carry out the memory operations of a step (`prepare_memory`) in advance. The next call must be `dispatch` or
+        `forward` with this plan object, which then leaves them out. Nothing may be in flight. It is a call of its own
+        so that no rank waits in a collective for one that was refused memory.
         """
         self._prepare_memory(plan)
         self._prepared_plan = plan
@@ -179,7 +178,7 @@ class ModelRunner:
         self._start_evaluation(self._begin_choice(mask), started, feed_wait)
 
     def _start_evaluation(self, results: list[mx.array], started: float, feed_wait: float) -> None:
-        """Start to compute `results`. Their graph began at `started`, when the feed had waited `feed_wait` seconds."""
+        """Start to compute `results`. Count the time since `started` as building, or as waiting beyond `feed_wait`."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -247,7 +246,7 @@ class ModelRunner:
         return results + take_pending_sends(self._senders) if self._senders else results
 
     def _begin_choice(self, mask: TokenMask | None) -> list[mx.array]:
-        """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
+        """Build the graph that samples tokens. Return the arrays to compute. The step is in flight from now on."""
         sampled_tokens = self.build_choice(mask)
         self._in_flight.append(
             PendingStep(
@@ -268,7 +267,7 @@ class ModelRunner:
         return results
 
     def propose(self, query: HeadQuery) -> list[tuple[int, ...]]:
-        """Return what the draft head, or the assistant, finds likeliest after each row's newest token. Nothing may be
+        """Return the tokens that the draft head or the assistant drafts after each row's newest token. Nothing may be
         in flight. Raises KVBlockError if it would read outside the arena, and what MLX raises without memory.
         """
         plan, keys = self._plan, None
@@ -284,7 +283,7 @@ class ModelRunner:
         return self._head.propose(query.rows, query.tokens, keys)
 
     def build_choice(self, mask: TokenMask | None = None) -> SampledTokens | None:
-        """Build the choice of the step's tokens as a graph; None if the step has no logits."""
+        """Build the graph that samples the step's tokens; None if the step has no logits."""
         plan, logits = self._plan, self._logits
         assert plan is not None
         self._last_sampled = self._logits = None
@@ -448,8 +447,8 @@ class ModelRunner:
         self.memory.begin(blocks)
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether the system would give the memory now, or the arena has no blocks to lose. An arena without
-        blocks has to be made, and a refusal counts as that of a step, which is tried again.
+        """Return whether a resize may be tried: the system would give the memory now, or the arena has no blocks to
+        lose. In the second case a refusal is handled as that of a step, which is tried again.
         """
         return not min(self.blocks) or self.arena.can_resize(blocks)
 

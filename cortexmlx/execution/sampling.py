@@ -131,7 +131,7 @@ class BatchSampler:
         self, rows: Sequence[SamplingRow], vocab_size: int, processors: Mapping[JobId, Sequence[LogitsProcessor]] = {}
     ) -> None:
         """Prepare what all steps share. There must be at least one row, and the parameters must be valid for
-        `vocab_size`. `processors` are the functions of the jobs that rows name as `processed_for`.
+        `vocab_size`. `processors` are each job's logits processors; a row names its job as `processed_for`.
         """
         params = [row.params for row in rows]
         self._bias = _make_logit_bias(rows)

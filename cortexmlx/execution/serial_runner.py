@@ -49,20 +49,20 @@ def _empty_caches_on_failure(
     """Decorate `work` so that the caches are emptied if it fails."""
 
     @wraps(work)
-    def done(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_or_empty_caches(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return work(self, *args, **kwargs)
         except Exception:
             self.arena.rewind(0)
             raise
 
-    return done
+    return run_or_empty_caches
 
 
 class SerialRunner:
     """Runs planned steps of a single row on mlx-lm's own caches, as mlx-lm's `generate_step` does. Prompts are
     computed in pieces `[1, count]`. The last token of a prompt is a pass of its own, because only its logits are
-    wanted. Further tokens are `[1, 1]`. Tokens to be scored are a pass for every few rows of logits.
+    wanted. Further tokens are `[1, 1]`. Tokens to be scored take one pass per few tokens, to bound the logits' memory.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int) -> None:
@@ -156,7 +156,7 @@ class SerialRunner:
     @return_refusals
     @_empty_caches_on_failure
     def choose(self, mask: TokenMask | None = None) -> None:
-        """Build and start the choice of the step's token."""
+        """Build the graph that samples the step's token, allowed by `mask`, and start to compute it."""
         started = time.perf_counter()
         self._start_evaluation(self._begin_choice(mask), started)
 
@@ -179,7 +179,7 @@ class SerialRunner:
         return self.arena.arrays() if plan.kind is StepKind.MIXED else []
 
     def _begin_choice(self, mask: TokenMask | None) -> list[mx.array]:
-        """Build the choice of the step's token as a graph. The step is in flight from now on."""
+        """Build the graph that samples the step's token. The step is in flight from now on."""
         plan, logits, scores = self._plan, self._logits, self._scores
         assert plan is not None
         sampled_tokens = None
@@ -236,11 +236,11 @@ class SerialRunner:
             self.arena.run(tokens[:, :start])
         logits: list[mx.array] = []
 
-        def compute(part: slice) -> mx.array:
+        def compute_logits(part: slice) -> mx.array:
             logits[:] = [self.arena.run(tokens[:, start:end][:, part])]
             return logits[0][0]
 
-        scores = score_tokens(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
+        scores = score_tokens(compute_logits, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
         if end < segment.count:
             return self._run_tokens(tokens[:, end:], bool(segment.logits)), scores
         return logits[0][:, -1] if bool(segment.logits) else None, scores
@@ -332,7 +332,7 @@ class SequenceCaches:
         return [array for leaf in flatten_caches(self._caches) for array in _cache_arrays(leaf)]
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether the system would now give the memory that a sequence of `blocks` blocks lacks."""
+        """Return whether the system would now give the memory for a sequence of `blocks` blocks."""
         required_bytes = sequence_bytes(self.groups, blocks[0] * self.block_size)
         return can_allocate(max(required_bytes - self.nbytes, 0) + _SPARE_BYTES)
 
@@ -404,7 +404,7 @@ def _cache_spec(leaf: Any) -> KVSpec | None:
 
 
 def _spec_by_growth(initial_size: int, grown_size: int) -> KVSpec:
-    """Return an unknown cache's spec, as if of float16, from its bytes at one token and at `_GROWTH_TOKENS` more."""
+    """Estimate an unknown cache's spec, as float16, from its bytes at one token and after `_GROWTH_TOKENS` more."""
     numbers = -(-(grown_size - initial_size) // (2 * _GROWTH_TOKENS))
     return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(initial_size - 2 * numbers, 0))
 

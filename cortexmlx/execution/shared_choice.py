@@ -20,9 +20,9 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class SharedSampler:
-    """The sampler of some rows on a rank of `group`: see `BatchSampler`. Rank 0 chooses tokens and sends them to the
-    others. Every rank must call its own in every step with logits. The sum depends on each rank's logits, although the
-    others have no use for theirs: rank 0's logits need every rank in every collective that comes before.
+    """Samples the tokens of a batch on rank 0 of `group`, as `BatchSampler` does, and sends them to the other ranks.
+    Every rank must call its own in every step with logits. The collective that sends the tokens depends on each rank's
+    logits, so that no rank skips the collectives of the forward pass, which rank 0 needs.
     """
 
     def __init__(

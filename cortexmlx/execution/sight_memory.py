@@ -1,4 +1,4 @@
-"""Predicts the memory that a model takes to see, beside its text part."""
+"""Predicts the memory that a model takes for images, beside its text part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cortexmlx.vision.reader import MAX_TOKENS
 
 @dataclass(frozen=True)
 class SightBytes:
-    """Bytes that a model takes to see. A layer of the tower may run while a step of the text part is under way."""
+    """Bytes that a model takes for images. The vision tower may run during a step of the text part, so they add up."""
 
     weights: int
     """The vision tower."""
@@ -36,9 +36,11 @@ class SightBytes:
         return self.weights + self.features + self.image
 
 
-def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool) -> SightBytes | None:
-    """Return the memory that seeing images takes for the model in `folder`, with the tower as an engine loads it; None
-    if the model does not see. No weights are read.
+def predict_model_sight_bytes(
+    folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool
+) -> SightBytes | None:
+    """Return the bytes that the model in `folder` takes for images, with the vision tower as an engine loads it; None
+    if the model takes no images. No weights are read.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     evaluating = towers.EVALUATE.set(lambda arrays: None)
@@ -52,7 +54,7 @@ def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep
 
 
 def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
-    """Return the memory of a model's vision tower, with the largest images that the processor in `folder` makes. The
+    """Return the bytes of a model's vision tower, and of the largest images that the processor in `folder` makes. The
     tower's last block is traced: nothing is computed. Raises what `ImageProcessor` raises, and ModelCorrupt if it does
     not fit the tower.
     """
@@ -64,7 +66,7 @@ def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
     computed_first: list[tuple[mx.array, ...]] = []
     untraced = kept = 0
 
-    def see(patches: mx.array, *arrays: mx.array) -> list[mx.array]:
+    def run_tower(patches: mx.array, *arrays: mx.array) -> list[mx.array]:
         nonlocal untraced, kept
         tower.update(tree_unflatten(list(zip(names, arrays, strict=True))))
         pieces = tower.see(patches, grid, [tower.depth - 1][: tower.depth])
@@ -77,7 +79,7 @@ def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
         return [tokens, *deep]
 
     try:
-        graph = trace_graph(see, patches, *weights, computed_first=computed_first)
+        graph = trace_graph(run_tower, patches, *weights, computed_first=computed_first)
     except ValueError as error:
         raise ModelCorrupt(
             f"the image settings in {folder} do not fit its tower: {error}. Download it again."

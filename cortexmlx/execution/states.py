@@ -50,8 +50,8 @@ class StateBatch:
 
 @dataclass(frozen=True, eq=False)
 class VerifiedSpan:
-    """A span of `length` tokens of some rows, with what it takes to compute the states within it: the states
-    `before` it, and the calls of recurrent modules, by leaf. The span's last tokens may be wrong drafts.
+    """A span of `length` tokens of some rows, the last of which may be rejected drafts. The states `before` it, and the
+    calls of recurrent modules, by leaf, are kept to compute the state after any of its tokens.
     """
 
     before: StateBatch
@@ -70,8 +70,8 @@ class VerifiedSpan:
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where a sequence's recurrent state after `tokens` tokens lies: row `row` of `batch`. The last tokens of `span`,
-    if there is one, may be taken back.
+    """Where a sequence's recurrent state after `tokens` tokens lies: row `row` of `batch`. If there is a `span`, its
+    last tokens are drafts that may be rejected.
     """
 
     batch: StateBatch
@@ -80,16 +80,16 @@ class StatePlace:
     span: VerifiedSpan | None = None
 
     def count_in_span(self, tokens: int) -> int:
-        """Return how many of the span's tokens are among the row's first `tokens` ones; less than 0: the span begins
-        after them.
+        """Return how many of the row's first `tokens` tokens lie in the span. A negative number says how many tokens
+        after them the span begins.
         """
         assert self.span is not None
         return self.span.length - (self.tokens - tokens)
 
 
 class StateStore:
-    """The recurrent states of all rows, and snapshots of some states. `sizes` are the numbers of slots, by leaf of the
-    model. The model gets `leaves` in place of its own leaves. Each leaf passes its module's inputs to `feed`.
+    """The recurrent states of all rows, and snapshots of some. `sizes` has the number of arrays (slots) of each leaf's
+    state. The model gets `leaves` in place of its own caches; each passes its module's inputs to `feed`.
     """
 
     def __init__(self, sizes: Mapping[int, int], feed: Callable[..., None] = lambda *_: None) -> None:
@@ -120,7 +120,7 @@ class StateStore:
         return self._step if self.leaves else None
 
     def snapshot(self, name: int) -> StateBatch | None:
-        """Return a snapshot's state; None if it does not exist. Without recurrent layers all exist, without arrays."""
+        """Return a snapshot's state; None if it does not exist. Without recurrent layers, return an empty state."""
         return self._snapshots.get(name) if self.leaves else StateBatch((), 1)
 
     def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:
@@ -132,7 +132,7 @@ class StateStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states and snapshots, and of what is kept to take back drafts."""
+        """Bytes of all states and snapshots, and of what is kept because drafts may be rejected."""
         spans = self._spans()
         arrays = [*self.arrays(), *self.recorded_arrays(), *(a for span in spans for a in span.before.arrays())]
         return sum(array.nbytes for array in arrays)
@@ -143,15 +143,15 @@ class StateStore:
         return [array for batch in batches.values() for array in batch.arrays()]
 
     def recorded_arrays(self) -> list[mx.array]:
-        """Return the arrays that are kept because drafted tokens may be taken back."""
+        """Return the arrays that are kept because drafts may be rejected."""
         return [a for span in self._spans() for calls in span.calls for call in calls for a in call.arrays()]
 
     def _spans(self) -> set[VerifiedSpan]:
-        """Return the spans some of whose tokens may be taken back."""
+        """Return the spans of which some tokens may be rejected."""
         return {place.span for place in self._current_places.values() if place.span is not None}
 
     def outline_rows(self, segments: Sequence[Segment]) -> list[mx.array]:
-        """Return arrays that are not computed, of the shapes of the rows' states, for `begin_rows`."""
+        """Return arrays of zeros, never computed, with the shapes of the rows' states, for `begin_rows`."""
         batches = [self._current_places[segment.job, segment.generation].batch for segment in segments]
         return [mx.zeros((1, *array.shape[1:]), array.dtype) for batch in batches for array in batch.arrays()]
 
@@ -171,7 +171,7 @@ class StateStore:
         for cut in plan.states.cuts:
             self._cuts.setdefault(cut.row, []).append(cut)
         if plan.kind is not StepKind.DECODE or plan.groups is not None or self._batch is None:
-            self._take_back(plan.segments)
+            self._drop_rejected_drafts(plan.segments)
             parts = [*self._single_token_parts(plan.segments), *self._piece_parts(plan)]
             self._step = SpanStep([part for part, _ in parts])
             states = [batch.states if batch is not None else self._empty for _, batch in parts]
@@ -262,9 +262,9 @@ class StateStore:
             part = TokenSpan(np.stack([tokens for tokens, _ in members]), is_verified=True)
             yield part, _join_states([place for _, place in members])
 
-    def _take_back(self, segments: Sequence[Segment]) -> None:
-        """If some last tokens of rows were wrong drafts, compute the states after the tokens that stay. The rows that
-        were in one batch with them are computed again, too: it costs no more than a copy.
+    def _drop_rejected_drafts(self, segments: Sequence[Segment]) -> None:
+        """Where the last tokens of rows were rejected drafts, compute the states after the accepted tokens. Rows in the
+        same batch are computed again, too: it costs no more than a copy.
         """
         spans: dict[VerifiedSpan, dict[int, list[tuple[Row, StatePlace]]]] = {}
         for segment in segments:
@@ -283,8 +283,7 @@ class StateStore:
 
     def carry_out(self, ops: StateOps) -> None:
         """Carry out what `ops` plan before a step: save snapshots, begin rows with snapshots, and drop snapshots and
-        rows' states. A pipeline's part without recurrent layers carries out nothing: what is planned is for other
-        ranks.
+        rows' states. A pipeline rank without recurrent layers does nothing: the plan is for other ranks.
         """
         if not self.leaves:
             return

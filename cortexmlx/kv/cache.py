@@ -83,8 +83,8 @@ class KVCache:
         return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
-        """Return the index of a block that the token after a match's first `tokens` tokens sees, but that is no longer
-        cached: the last such block of one group. None if all these blocks are cached.
+        """Return the index of a block that is no longer cached, although the token after the first `tokens` tokens of a
+        match sees it: the last such block of one group. None if all blocks that this token sees are cached.
         """
         for group in self.tables.windowed_groups:
             for index in range(
@@ -163,10 +163,8 @@ class KVCache:
     def _share_matched_blocks(
         self, sequence: SequenceBlocks, match: PrefixMatch, load: DiskLoad | None
     ) -> tuple[PrefixEntry | None, PrefixEntry | None]:
-        """Give a new sequence the blocks of a match.
-
-        Return the entry of the partial block: first in the pair if its block must be copied, second if the sequence has
-        taken over the block.
+        """Give a new sequence the blocks of a match. Return the entry of the partial block as the first of the pair if
+        its block must be copied, as the second if the sequence has taken over the block; None for the other.
         """
         sequence.registered = len(match.entries)
         sequence.parent = match.last_node
@@ -185,7 +183,7 @@ class KVCache:
         return (None, partial) if takes_over else (partial, None)
 
     def release_copy_sources(self) -> None:
-        """Make the sources of all planned copies evictable again: what is planned from now on runs after the copies."""
+        """Make the sources of all planned copies evictable again, because later plans run after these copies."""
         for pool in self.pools:
             for block in list(pool.sources):
                 pool.release_copy_source(block)
@@ -291,7 +289,7 @@ class KVCache:
         self.free(seq, evict_first)
 
     def _discard_window_points(self, sequence: SequenceBlocks) -> None:
-        """Discard the resume points at the blocks that a sequence has in its windows."""
+        """Discard the resume points of a sequence that lie within its windows."""
         fronts = [sequence.tables[group].first for group in self.tables.windowed_groups]
         node = sequence.parent
         for _ in range(sequence.registered - min(fronts, default=sequence.registered)):
@@ -302,8 +300,8 @@ class KVCache:
     # -- where texts can be continued ---------------------------------------------------------------------------------
 
     def add_resume_point(self, seq: int, tokens: int, spare: bool = False) -> None:
-        """Add a resume point after the last whole block of a sequence's first `tokens` tokens. It keeps the blocks that
-        windows see there. A `spare` one is given up early.
+        """Add a resume point after the last full block of a sequence's first `tokens` tokens: the blocks in the windows
+        of the next token are kept together. A `spare` point is discarded first.
         """
         sequence, index = self._sequences[seq], tokens // self.block_size
         if self.tables.windowed_groups and 0 < index <= sequence.registered:
@@ -311,7 +309,7 @@ class KVCache:
             self.pools.points.add(last, index * self.block_size, spare)
 
     def reorder_resume_points(self, match: PrefixMatch, anchor: int) -> None:
-        """Reorder the resume points of a text that continues after a match, so that older ones are given up first: see
+        """Reorder the resume points of a text that continues after a match, so that older ones are discarded first: see
         `ResumePointOrder.supersede_older`. The next turn is expected to continue after `anchor` tokens.
         """
         if self.states.has_states or self.tables.windowed_groups:
@@ -351,13 +349,13 @@ class KVCache:
         sequence.length = tokens
 
     def max_tokens_without_preemption(self, seq: int) -> int:
-        """Return how many tokens a sequence can have before another sequence must give up blocks."""
+        """Return how many tokens a sequence can have before another one has to be preempted."""
         sequence = self._sequences[seq]
         self._free_passed_blocks(sequence)
         return min(t.end + self.pools.obtainable_blocks(g) for g, t in enumerate(sequence.tables)) * self.block_size
 
     def _free_passed_blocks(self, sequence: SequenceBlocks) -> None:
-        """Give up the blocks that no later token of the sequence sees, because its windows have passed them."""
+        """Free the blocks of a sequence that its windows have passed, so that no later token sees them."""
         for group in self.tables.windowed_groups:
             passed_blocks = sequence.tables[group].remove_before(
                 self.tables.first_visible_block(group, sequence.length)
@@ -365,7 +363,7 @@ class KVCache:
             self.pools[group].drop_owner(passed_blocks, evict_first=True)
 
     def free_spare_blocks(self, seq: int, tokens: int = 0) -> int:
-        """Free a sequence's blocks beyond its length, or `tokens` if that is more. Return how many became free."""
+        """Free a sequence's blocks beyond max(its length, `tokens`). Return how many became free."""
         sequence = self._sequences[seq]
         keep = self.tables.blocks_for(max(sequence.length, tokens))
         return sum(p.drop_owner(table.remove_from(keep)) for p, table in zip(self.pools, sequence.tables, strict=True))
@@ -551,7 +549,7 @@ class SequenceTables:
         return self.sequences[seq].tables[group].slots(start, count, self._block_size, null)
 
     def has_passed(self, seq: int, tokens: int) -> bool:
-        """Return whether a window has given up blocks that the token after a sequence's first `tokens` tokens sees."""
+        """Return whether blocks that the token after a sequence's first `tokens` tokens sees have been freed."""
         tables = self.sequences[seq].tables
         return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed_groups)
 

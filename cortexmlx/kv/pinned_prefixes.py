@@ -17,7 +17,7 @@ MAX_PINNED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class PinnedKeys:
-    """The cache keys of the whole blocks of a pinned text."""
+    """The cache keys of the full blocks of a pinned text."""
 
     keys: tuple[Key, ...]
     """All of them, in order."""
@@ -47,10 +47,10 @@ class PinnedPrefixes:
         return self._cache.pools.pinned_blocks
 
     def add(self, tokens: Sequence[int], salt: Salt, seconds: float | None = None) -> tuple[int, int]:
-        """Pin the whole blocks of `tokens` under `salt`, for so many seconds (None: until `remove`). Return the pin's
+        """Pin the full blocks of `tokens` under `salt`, for so many seconds (None: until `remove`). Return the pin's
         number, and how many tokens it has.
 
-        Raises InvalidRequest if there is no whole block, PinRefused if pins would exceed their share.
+        Raises InvalidRequest if there is no full block, PinRefused if pins would exceed their share.
         """
         size = self._cache.block_size
         keys = tuple(self._cache.prefix.keys(tokens, salt))
@@ -68,7 +68,7 @@ class PinnedPrefixes:
         return number, len(keys) * size
 
     def _require_room(self, chain: PinnedKeys) -> None:
-        """Raise PinRefused if this pin would make all pins exceed their share of the blocks or snapshots."""
+        """Raise PinRefused if, with this pin, pins would have more than their share of the blocks or snapshots."""
         cache = self._cache
         for group, keys in enumerate(chain.group_keys):
             have, group_blocks = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]

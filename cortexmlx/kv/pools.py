@@ -143,7 +143,7 @@ class BlockPools:
         return sum(dropped_counts)
 
     def cap_at(self, blocks: Sequence[int]) -> None:
-        """Set pools and limits to the arena's `blocks` blocks, as it could not grow. No sequence may have blocks."""
+        """Set pools and limits to the `blocks` of an arena that could not grow. No sequence may have blocks."""
         self.grow(blocks)
         self._drop_end_blocks([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
@@ -155,7 +155,7 @@ class BlockPools:
         self._drop_end_blocks([have - 1 for have in self.blocks])
 
     def record_release(self) -> None:
-        """Record the size before the arena releases memory to a system short of it, so that regrowth is recognized."""
+        """Record the pools' size before the arena releases its memory, so that `is_growing_back` can compare."""
         self._released_blocks = tuple(map(max, self._released_blocks, self.blocks))
 
     @property
@@ -172,7 +172,7 @@ class BlockPools:
         self._look_suffices = True
 
     def reset_limits_if_cheap(self) -> None:
-        """Allow growth again if a refusal would cost nothing: `may_resize` foresaw each refusal since the last time."""
+        """Allow growth again if another refusal would cost nothing, because `may_resize` foresaw all others so far."""
         if self._look_suffices:
             self.reset_limits()
 
@@ -201,7 +201,7 @@ class BlockPools:
         self._requeue(group, keys)
 
     def _requeue(self, group: int, keys: Sequence[Key]) -> None:
-        """Move the unowned blocks of these keys to the eviction queue where they belong now."""
+        """Move the unowned blocks of these keys to the right eviction queue, after pins have changed."""
         pool = self._pools[group]
         for entry in map(self.prefix.get, reversed(keys)):
             if entry is not None and entry.blocks[group] != GONE and not pool.ref_counts[entry.blocks[group]]:
@@ -229,8 +229,8 @@ class BlockPools:
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
     def evict_for_transient(self) -> None:
-        """Evict unused blocks that were not cached by transient sequences, until `spare` blocks of each group's limit
-        are left for these. Blocks with owners do not count. The least recently used goes first; pinned blocks stay.
+        """Evict unused blocks of non-transient sequences, the least recently used first, until they leave `spare`
+        blocks of each group's limit to transient ones. Blocks with owners do not count; pinned blocks stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
@@ -450,8 +450,8 @@ class BlockPool:
 
     @property
     def next_eviction(self) -> PrefixEntry | None:
-        """The entry whose block is evicted next; None if there is none. It skips blocks that a resume point needs:
-        discard such points first, or a pinned block goes before them.
+        """The entry whose block is evicted next; None if there is none. Blocks that a resume point needs are left out,
+        so discard resume points first, or a pinned block is evicted in their stead.
         """
         return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
@@ -467,9 +467,7 @@ class BlockPool:
         table.blocks.append(block)
 
     def hold(self, block: int) -> bool:
-        """Take a cached block out of its eviction queue, for an owner or another queue. Return whether it was in
-        `passed`.
-        """
+        """Remove a cached block from its eviction queue. Return whether that was `passed`, the first to be evicted."""
         for queue in (self.unused, self.needed, self.pinned, self.transient):
             queue.pop(block, None)
         return self.passed.pop(block, None) is not None
@@ -480,7 +478,7 @@ class BlockPool:
             self._enqueue(block, self.passed if evict_first else self.unused)
 
     def hold_copy_source(self, block: int) -> bool:
-        """Keep a cached block unchanged until copied, even if its owners give it up. Return False if held already."""
+        """Keep a cached block until it is copied, even if its owners free it. Return False if it is kept already."""
         if block in self.sources:
             return False
         self.sources[block] = self.hold(block)
@@ -491,7 +489,7 @@ class BlockPool:
         self.make_evictable(block, self.sources.pop(block))
 
     def _enqueue(self, block: int, queue: OrderedDict[int, PrefixEntry]) -> None:
-        """Queue an unowned cached block for eviction: in `queue`, unless it is pinned, transient or needed."""
+        """Queue an unowned cached block for eviction: in `queue`, or in that of pinned, transient or needed blocks."""
         if block in self.sources:
             return
         entry = self.cached[block]
@@ -511,7 +509,7 @@ class BlockPool:
             self.make_evictable(block)
 
     def release_from_point(self, entry: PrefixEntry, block: int) -> None:
-        """Count one resume point less for an entry's block. A block that no point needs any more is evicted early."""
+        """Count one resume point less for an entry's block. When no point needs the block any more, evict it early."""
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -621,8 +619,8 @@ NeededBlocks = tuple[tuple[int, PrefixEntry], ...]
 
 
 class WindowResumePoints:
-    """The resume points of windowed layer groups: places in cached texts whose windows' blocks are kept together. A
-    point is named by the entry of the last block before it.
+    """The resume points of windowed layer groups: ends of cached prefixes after which a sequence can begin, because all
+    blocks in the windows there are kept together. A point is named by the entry of the last block before it.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], block_size: int) -> None:
@@ -639,7 +637,7 @@ class WindowResumePoints:
 
     def add(self, node: PrefixNode, tokens: int, spare: bool = False) -> None:
         """Add a resume point after the first `tokens` tokens of a text, at `node`, the entry of the last one. Does
-        nothing if a block that it needs is not cached. A `spare` point is given up early.
+        nothing if a block that it needs is not cached. A `spare` point is discarded first.
         """
         if not self._windows or not isinstance(node, PrefixEntry) or node.transient or node.is_removed:
             return
@@ -678,15 +676,15 @@ class WindowResumePoints:
             self.discard(next(point for point in self._order if self._holds_block(point, group)))
 
     def _holds_block(self, point: PrefixEntry, group: int) -> bool:
-        """Return whether a point is what keeps an unowned block of a group from eviction."""
+        """Return whether a resume point keeps an unowned block of a group from eviction."""
         needed_queue = self._pools[group].needed
         return any(g == group and needed_queue.get(entry.blocks[g]) is entry for g, entry in self._needed_blocks[point])
 
     def supersede_older(
         self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
     ) -> None:
-        """Supersede the older points of a text that continues after a match, except those after `kept_positions` tokens
-        and `branching_entry`: see `ResumePointOrder.supersede_older`.
+        """Mark the older points of a text that continues after a match as superseded, except those after
+        `kept_positions` tokens and `branching_entry`: see `ResumePointOrder.supersede_older`.
         """
         if self._windows:
             size = self._block_size

@@ -49,7 +49,7 @@ Salt = str | AdapterSalt | None
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A node in the tree of cached blocks, with the entries that follow it. One that is no `PrefixEntry` is a root."""
+    """A node in the tree of cached blocks, and the entries that follow it. A node that is no entry is a root."""
 
     key: Key
     children: OrderedDict[Key, PrefixEntry] = field(default_factory=OrderedDict, kw_only=True)

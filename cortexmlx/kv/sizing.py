@@ -121,7 +121,7 @@ def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = N
 
 
 def max_long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
-    """Return the most rows for which a tail on a GPU should be long (`LONG_TAIL_COLUMNS` columns); 0 for never. The
+    """Return the most rows for which a tail on a GPU should be long (`LONG_TAIL_COLUMNS` columns); 0 if none. The
     model has `weights` bytes of weights.
 
     A flush drains the pipeline, which costs about a step: at least the time in which the weights are read. A longer
@@ -176,7 +176,7 @@ def max_row_blocks(attention_window: AttentionWindow, block_size: int) -> int | 
 
 
 def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, itemsize: int | None = None) -> int:
-    """Return a running row's bytes: whole blocks, at most a window's in a windowed group, and its recurrent states."""
+    """Return a running row's bytes: its blocks, at most a window's in a windowed group, and its recurrent states."""
     row_blocks = -(-tokens // block_size)
     return row_state_bytes(groups := tuple(groups)) + sum(
         _group_token_bytes(group, itemsize)
@@ -211,12 +211,11 @@ class ArenaDemand:
         return cls(rows, prefill_budget or PREFILL_BUDGET, block_size, lone_budget)
 
     def max_useful_blocks(self, group: LayerGroup) -> int:
-        """Return how many blocks of a group are of use at most. A group that sees all tokens has no limit.
+        """Return the number of a group's blocks beyond which more have no use: no limit if the group sees all tokens.
 
         A windowed group can use the blocks of all rows, those of the pieces of a step, and as many again as the rows
-        have for resume points, or those of `MIN_RESUME_POINTS` points: a text that begins with a cached prefix
-        needs only
-        the prefix's last window.
+        have for resume points, or those of `MIN_RESUME_POINTS` points: a text that begins with a cached prefix needs
+        only the prefix's last window.
         """
         window_blocks = max_row_blocks(group.spec.attention_window, self.block_size)
         if window_blocks is None:

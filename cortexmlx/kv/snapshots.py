@@ -24,7 +24,7 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True)
 class RowSnapshot:
-    """A row, a number of its tokens, and the snapshot that has, or gets, the row's state after them."""
+    """The snapshot that holds, or will hold, a row's recurrent state after its first `tokens` tokens."""
 
     row: Row
     tokens: int
@@ -76,10 +76,10 @@ class SnapshotRegistry:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, position: int, spare: bool = False) -> int | None:
-        """Return the number of a new snapshot at `position` of a home; the caller must have the state saved. None if
-        there is one already, or if no snapshots are allowed.
+        """Register a new snapshot in `home`, after `position` of its tokens, and return its number. The caller must
+        have the state saved. None if there is one already, or if no snapshots are allowed.
 
-        A `spare` one begins as superseded, and takes the place of no other than such.
+        A `spare` one begins as superseded, and replaces only superseded ones.
         """
         if position in home:
             if not spare:
@@ -98,7 +98,7 @@ class SnapshotRegistry:
         return self._count
 
     def move(self, home: Home, position: int, target: Home, target_position: int) -> None:
-        """Move a snapshot to another home. Drop it if that place has a snapshot already."""
+        """Move a snapshot to another home. Drop it if the other home has a snapshot at that position already."""
         snapshot = home[position]
         if target_position in target:
             self._drop(snapshot)
@@ -177,8 +177,8 @@ _MAX_COMPARED_CHILDREN = 16
 
 
 def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -> Iterator[PrefixMatch]:
-    """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
-    tokens after the full blocks of the match that may come from the cache: at most a block.
+    """Yield the prefixes of a match that end at a snapshot, the longest first, and at last the empty prefix. `rest` are
+    the prompt's tokens after the full blocks of the match, at most a block, for which a partial block is looked up.
     """
     candidates = [
         (position, e)
@@ -198,7 +198,7 @@ def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -
 
 
 def cut_at_block_snapshots(match: PrefixMatch, block_size: int) -> Iterator[PrefixMatch]:
-    """Yield the parts of a match that end at a snapshot at a block's end, the longest first, the empty part last."""
+    """Yield the prefixes of a match that end at a snapshot at a block's end, the longest first, the empty one last."""
     for index in range(len(match.entries) - 1, -1, -1):
         snapshot = match.entries[index].states.get(block_size)
         if snapshot is not None:
@@ -212,8 +212,8 @@ def drop_partial_block(match: PrefixMatch) -> PrefixMatch:
 
 
 def cut_before_missing_blocks(match: PrefixMatch, find_missing: FindMissing, block_size: int) -> PrefixMatch:
-    """Return the longest part of a match at whose end no visible block is missing, for models without recurrent
-    states. That is all of it, or some of its full blocks.
+    """Return the longest prefix of a match after which no block that the next token sees is missing, for models without
+    recurrent states. That is all of the match, or some of its full blocks.
 
     All parts that end after a missing block, and see it, are skipped at once: the next candidate ends before that
     block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
@@ -232,7 +232,7 @@ def _cut_match(
 
 
 def _snapshot_places(entry: PrefixEntry, max_position: int) -> list[int]:
-    """Return after how many tokens of its block an entry has snapshots, up to `max_position`, the last first."""
+    """Return an entry's snapshot positions up to `max_position`, in tokens of its block, the last first."""
     return sorted((position for position in entry.states if position <= max_position), reverse=True)
 
 
@@ -246,8 +246,8 @@ _LATE_POINT_RATIO = 8
 
 
 class ResumePointOrder(Generic[ResumePoint]):
-    """The order in which resume points are given up: first those *superseded* by later ones of their text, then the
-    others, then pinned ones. The least recently used goes first.
+    """The order in which resume points are discarded: first those *superseded* by later ones of their text, then the
+    others, then pinned ones. Among these, the least recently used goes first.
 
     So a long loop of calls gives up its own older rounds before it takes the place of another conversation.
     """
@@ -261,14 +261,14 @@ class ResumePointOrder(Generic[ResumePoint]):
         return len(self._superseded) + len(self._current)
 
     def __iter__(self) -> Iterator[ResumePoint]:
-        """Yield the points in the order in which they go."""
+        """Yield the points in the order in which they are discarded."""
         each = (*self._superseded, *self._current)
         yield from (point for point in each if point not in self._pinned)
         yield from (point for point in each if point in self._pinned)
 
     @property
     def is_superseded_next(self) -> bool:
-        """Whether the next point to be given up is a superseded one."""
+        """Whether the next point to be discarded is a superseded one."""
         return any(point not in self._pinned for point in self._superseded)
 
     def add(self, point: ResumePoint, spare: bool) -> None:
@@ -294,7 +294,7 @@ class ResumePointOrder(Generic[ResumePoint]):
         self._pinned.discard(point)
 
     def pin(self, point: ResumePoint) -> None:
-        """Pin a point: it is given up after all others."""
+        """Pin a point, so that it is discarded after all others."""
         self._pinned.add(point)
 
     def unpin(self, point: ResumePoint) -> None:
@@ -307,8 +307,8 @@ class ResumePointOrder(Generic[ResumePoint]):
         kept_positions: Container[int],
         branching_point: ResumePoint | None,
     ) -> None:
-        """Supersede the older points of a text that continues from the last of them. `points` are all of them in
-        order, each with its place.
+        """Mark the older points of a text that continues from the last of them as superseded. `points` are all of them
+        in order, each with its position.
 
         The last point stays, and those at the places `kept_positions`, and `branching_point`, where other texts part
         from this one. Of the others, those go last that leave the least to compute again: each is twice as far from the
@@ -366,8 +366,8 @@ class SequenceStates:
     def longest_resumable(
         self, match: PrefixMatch, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing
     ) -> PrefixMatch:
-        """Return the longest part of a match of `tokens` at whose end a sequence can begin: no block that it sees is
-        missing, and a state exists if the model needs one.
+        """Return the longest prefix of a match of `tokens` after which a sequence can begin: no block that it sees is
+        missing, and a recurrent state exists if the model has such states.
         """
         if self.snapshots is None:
             return cut_before_missing_blocks(match, find_missing, self._block_size)
@@ -375,13 +375,13 @@ class SequenceStates:
         return self._first_complete(cut_at_snapshots(match, rest, self._block_size), find_missing)
 
     def longest_resumable_blocks(self, match: PrefixMatch, find_missing: FindMissing) -> PrefixMatch:
-        """Return the longest part of a match, without a partial block, at whose end a sequence can begin."""
+        """Return the longest prefix of a match, without a partial block, after which a sequence can begin."""
         if self.snapshots is None:
             return cut_before_missing_blocks(drop_partial_block(match), find_missing, self._block_size)
         return self._first_complete(cut_at_block_snapshots(match, self._block_size), find_missing)
 
     def _first_complete(self, parts: Iterator[PrefixMatch], find_missing: FindMissing) -> PrefixMatch:
-        """Return the first of the parts at whose end no visible block is missing."""
+        """Return the first of `parts` after which no block that the next token sees is missing."""
         return next(part for part in parts if find_missing(part, part.matched_tokens(self._block_size)) is None)
 
     def begin(self, sequence: SequenceBlocks, match: PrefixMatch | None, taken_entry: PrefixEntry | None) -> None:
@@ -436,7 +436,7 @@ class SequenceStates:
     def supersede_older(
         self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
     ) -> None:
-        """Reorder the snapshots of a text that continues after a match, so that older ones are given up first."""
+        """Reorder the snapshots of a text that continues after a match, so that older ones are dropped first."""
         if self.snapshots is None:
             return
         size, points = self._block_size, []
@@ -474,7 +474,7 @@ class SequenceStates:
 
     def _find_home(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
         """Return the home of a snapshot after a sequence's first `tokens` tokens (the `states` of the sequence or of a
-        cached entry), and its place there.
+        cached entry), and its position in that home.
 
         The home is None if the block belongs to another entry with the same tokens, and has been evicted.
         """

@@ -36,7 +36,7 @@ class BlockTable:
         return np.array(self.blocks, np.int32)
 
     def is_single_run(self) -> bool:
-        """Return whether the blocks are consecutive. An empty table is."""
+        """Return whether the blocks are consecutive; True for an empty table."""
         return not self.blocks or _is_consecutive(self.blocks)
 
     def table_row(self, begin: int, end: int, null: int) -> IntArray:

@@ -54,30 +54,30 @@ def without_side_effects() -> Iterator[None]:
     without transformers' message that PyTorch is missing.
     """
 
-    def say_nothing(record: logging.LogRecord) -> bool:
+    def drop_record(record: logging.LogRecord) -> bool:
         return False
 
     advice = logging.getLogger("transformers")
     with _loading:
         real = resource.setrlimit
         resource.setrlimit = lambda *_: None
-        advice.addFilter(say_nothing)
+        advice.addFilter(drop_record)
         try:
             yield
         finally:
             resource.setrlimit = real
-            advice.removeFilter(say_nothing)
+            advice.removeFilter(drop_record)
 
 
-def leave_tokenizers_out() -> None:
-    """Have this process, which tokenizes nothing, load models without transformers, whose import takes a second."""
+def load_without_tokenizers() -> None:
+    """Make this process load models without tokenizers, and so without transformers, whose import takes a second."""
     enter_mlx_lm()
 
-    def load(*arguments: object, **options: object) -> Any:
+    def raise_on_load(*arguments: object, **options: object) -> Any:
         raise RuntimeError("this process was started to load models without their tokenizers")
 
     absent = ModuleType(f"{_NAME}.tokenizer_utils", "Stands in for mlx-lm's, which imports transformers.")
-    vars(absent).update(TokenizerWrapper=object, load=load)
+    vars(absent).update(TokenizerWrapper=object, load=raise_on_load)
     sys.modules.setdefault(absent.__name__, absent)
 
 
@@ -96,9 +96,9 @@ def import_mlx_lm_utils() -> Any:
 
 
 def _import_transformers_models() -> None:
-    """Import `transformers.models` with what `import transformers` has found in its 3,400 files. It would read them
-    again, half a second of CPU, since its cache holds 128 of their 560 folders. A transformers that works otherwise is
-    left alone.
+    """Import `transformers.models` without reading its 3,400 files again, which takes half a second of CPU: reuse what
+    `import transformers` has found in them, since transformers' own cache is too small for that. Do nothing for a
+    transformers that works in another way.
     """
     with suppress(AttributeError, TypeError):
         tools: Any = importlib.import_module("transformers.utils.import_utils")
@@ -108,10 +108,10 @@ def _import_transformers_models() -> None:
             for needs, found in read(folder, prefix="models").items()
         }
 
-        def find(path: str, prefix: str | None = None) -> Any:
+        def find_structure(path: str, prefix: str | None = None) -> Any:
             return known if prefix is None and Path(path) == folder / "__init__.py" else read(path, prefix)
 
-        tools.define_import_structure = find
+        tools.define_import_structure = find_structure
         try:
             importlib.import_module("transformers.models")
         finally:
@@ -130,9 +130,9 @@ class _ThreadOutput(io.StringIO):
         return super().write(text) if threading.get_ident() == self._thread else self._fallback_stream.write(text)
 
 
-def missing_package(model_type: str) -> str | None:
-    """Return the message of an mlx-lm architecture module about a package that it lacks, or None. Such a module prints
-    that and ends the process (`olmo`); here it does neither.
+def missing_package_message(model_type: str) -> str | None:
+    """Return the message of an mlx-lm model module about a Python package that it needs and lacks; None if it lacks
+    none. Such a module (`olmo`) would print the message and end the process; here it does neither.
     """
     name = import_mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:

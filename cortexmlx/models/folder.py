@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package_message
 from cortexmlx.models.embedding import MODULES_FILE, headless_load_options, lacks_head
 from cortexmlx.models.folder_config import (
     ASSISTANT,
@@ -65,7 +65,7 @@ def load_folder_without_weights(folder: Path, *, tokenizes: bool = True) -> tupl
     if not tensors:
         raise _no_weights_error(folder)
     check_layer_count(folder, config, len(tensors))
-    if package_message := missing_package(config["model_type"]):
+    if package_message := missing_package_message(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, read_eos_ids(folder, config)) if tokenizes else (None, ())
@@ -77,7 +77,7 @@ def check_folder_config(folder: Path) -> None:
     config = read_config(folder)
     if config["model_type"] == ASSISTANT:  # mlx-lm has no class for it, and needs none
         return
-    if package_message := missing_package(config["model_type"]):
+    if package_message := missing_package_message(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)
     older_settings(config)

@@ -32,7 +32,7 @@ bytes than the caches of a GPU hold, but no more of them.
 
 
 class RowClass(NamedTuple):
-    """The products of `min_rows` to `max_rows` rows (with experts: pairs), for which one choice is made."""
+    """The products of `min_rows` to `max_rows` rows (or token-expert pairs), for which one choice is made."""
 
     min_rows: int
     max_rows: int
@@ -50,8 +50,8 @@ def row_classes(shape: ProductShape, mlx_limit: int | None) -> list[RowClass]:
 
 
 def mlx_row_limit(shape: ProductShape, architecture: tuple[int, str] | None) -> int | None:
-    """Return from how many rows on (with experts: pairs) MLX 0.32 reads a weight once for many rows, on a GPU of
-    this architecture (`gpu_architecture`); None without a GPU.
+    """Return from how many rows on (with experts: token-expert pairs) MLX 0.32 reads a weight once for many rows, on a
+    GPU of this architecture (`gpu_architecture`); None without a GPU.
 
     With fewer, it computes each row anew: just below the limit our kernel gains most.
     """
@@ -73,9 +73,7 @@ def mlx_row_limit(shape: ProductShape, architecture: tuple[int, str] | None) -> 
 
 
 class ProductChoices:
-    """The products that our kernel computes, by shape and number of rows; no product at first. It is a `Use` of
-    served.py.
-    """
+    """Tells `QuantizedProducts` which products our kernel computes, by shape and number of rows; none at first."""
 
     def __init__(self) -> None:
         self._kernel_products: frozenset[tuple[ProductShape, int]] = frozenset()
@@ -94,8 +92,8 @@ class ProductChoices:
 def product_jobs(
     products: QuantizedProducts, dtype: str, architecture: tuple[int, str] | None
 ) -> dict[tuple[ProductShape, RowClass], TuningJob]:
-    """Return an autotuning job per product shape and class of rows on a GPU of this architecture. The jobs that promise
-    most for a second of timing come first. MLX's kernel is the default.
+    """Return an autotuning job per product shape and class of rows on a GPU of this architecture. The jobs that can
+    gain most per second of timing come first. MLX's kernel is the default.
 
     A class is timed with its fewest rows. MLX's time grows with the rows and ours hardly, so our kernel is chosen only
     where it is the faster one for all of them.
@@ -119,7 +117,7 @@ def product_jobs(
 
 
 def _expected_reads(shape: ProductShape, rows: RowClass, mlx_limit: int | None) -> float:
-    """Return roughly how many times MLX reads, for a class, what our kernel reads once."""
+    """Return roughly how many times as many bytes of weights MLX reads for a class of rows as our kernel does."""
     read_by_mlx = rows.max_rows if mlx_limit is None else min(rows.max_rows, mlx_limit - 1)
     return read_by_mlx / min(rows.max_rows, shape.experts or 1)
 
@@ -127,7 +125,7 @@ def _expected_reads(shape: ProductShape, rows: RowClass, mlx_limit: int | None) 
 def _make_prepare(
     shape: ProductShape, modules: list[nn.Module], rows: int, products: QuantizedProducts | None
 ) -> Callable[[], Callable[[], object]]:
-    """Return `prepare` of a candidate for the modules' products: by our kernel in `products`, or by MLX (None)."""
+    """Return `Candidate.prepare` for the modules' products: by our kernel if `products` is given, else by MLX."""
 
     def prepare() -> Callable[[], object]:
         if products is not None and not products.approves(shape, rows):

@@ -23,21 +23,21 @@ from cortexmlx.metal.products.shape import (
 
 def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
     """Check our kernel on a small product of a shape and number of rows, and on one with many inputs. A failure of the
-    kernel is a result, not an exception. A failure of work in flight before raises here.
+    kernel is returned as a result. A failure of earlier work in flight is raised.
     """
 
-    def error_of(p: ProductProblem) -> float:
+    def problem_error(p: ProductProblem) -> float:
         if p.experts is None:
             output = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
         else:
             output = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
         return max_difference(read_output("product", p.shape.threads, output), p.expected)
 
-    def compared() -> float:
-        error = error_of(make_problem(shape, rows))
-        return max(error, error_of(make_large_problem(shape, rows))) if shape.slices == SLICES else error
+    def measure_error() -> float:
+        error = problem_error(make_problem(shape, rows))
+        return max(error, problem_error(make_large_problem(shape, rows))) if shape.slices == SLICES else error
 
-    return run_check(ProductVariant(shape, rows), refusal(shape, rows), compared, judge="the product in float64")
+    return run_check(ProductVariant(shape, rows), refusal(shape, rows), measure_error, judge="the product in float64")
 
 
 # Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.

@@ -63,8 +63,8 @@ class QuantizedProducts:
         return len(self._modules)
 
     def share_inputs(self, run_lazily: Callable[[], object]) -> int:
-        """Let linear modules that get the same array be one product for a lone row, as far as there is memory to join
-        their weights. `run_lazily` builds a pass without computing it. Return how many products this saves a step.
+        """Fuse linear modules that get the same array into one product for steps of a single row, as far as there is
+        memory to join their weights. Return how many products this saves a step. `run_lazily` builds a lazy pass.
         """
         self.calls = []
         try:
@@ -87,7 +87,7 @@ class QuantizedProducts:
         return saved
 
     def keep_shared(self) -> None:
-        """Keep only modules that share an input: give the others their own classes back, as our kernel is not used."""
+        """Give the modules that share no input their own classes back, because our kernel is not used for them."""
         kept = [entry for entry in self._modules if entry[0].product.shared is not None]
         self._modules = [entry for entry in self._modules if entry[0].product.shared is None]
         self.remove()
@@ -137,7 +137,7 @@ class QuantizedProducts:
                 module.product.shared.forget()
 
     def shares(self, rows: int) -> bool:
-        """Return whether modules with the same input are one product now: in a step, for a lone row."""
+        """Return whether modules with the same input are fused now: in a step, if it has a single row."""
         return rows == 1 and self._in_step
 
     def serves(self, shape: ProductShape, rows: int) -> bool:
@@ -279,8 +279,8 @@ ALIGNED_OUTPUTS = 8
 
 
 class SharedInput:
-    """The joint product of several quantized linear modules that a model calls one after the other with the same array,
-    such as the projections to queries, keys and values. For a lone row they are one product, launched once.
+    """The fused product of several quantized linear modules that a model calls one after the other with the same array,
+    such as the projections to queries, keys and values. For a single row they are one product, launched once.
 
     Nobody lists the modules: a lazy pass shows which get the same array. Their quantized weights are joined along the
     outputs, and each module keeps a view of its part. So nothing takes more memory, and with more rows each module
@@ -305,21 +305,21 @@ class SharedInput:
             mx.eval([module[name] for name in names])
             self._ends[id(module)] = begin, end
             begin = end
-        self._form = {"group_size": modules[0].group_size, "bits": modules[0].bits, "mode": modules[0].mode}
+        self._weight_format = {"group_size": modules[0].group_size, "bits": modules[0].bits, "mode": modules[0].mode}
         self._input: mx.array | None = None
         self._product: mx.array | None = None
         self._waiting: set[int] = set()
 
     def forget(self) -> None:
-        """Forget the array and the product of a step that failed."""
+        """Drop the shared input and its product, after a step that failed."""
         self._input = self._product = None
 
     def part(self, module: nn.Module, x: mx.array) -> mx.array:
-        """Return a module's product with a lone row `x`, without its bias. The first module computes it for all."""
+        """Return a module's product with a single row `x`, without bias. The first module computes it for all."""
         if self._input is not x or id(module) not in self._waiting:
             self._input, self._waiting = x, set(self._ends)
             weights, scales, biases = self._joined["weight"], self._joined["scales"], self._joined.get("biases")
-            self._product = mx.quantized_matmul(x, weights, scales, biases, **self._form)
+            self._product = mx.quantized_matmul(x, weights, scales, biases, **self._weight_format)
         assert self._product is not None
         begin, end = self._ends[id(module)]
         part = self._product[..., begin:end]
@@ -334,7 +334,7 @@ def find_shared_inputs(calls: Sequence[tuple[nn.Module, mx.array]]) -> Iterator[
     those of a pass, in order, with their arrays.
     """
     counts = Counter(id(module) for module, _ in calls)
-    for _, same in groupby(calls, key=lambda call: (id(call[1]), _form(call[0]))):
+    for _, same in groupby(calls, key=lambda call: (id(call[1]), _weight_format(call[0]))):
         modules = [
             module for module, _ in same if counts[id(module)] == 1 and module["weight"].shape[0] % ALIGNED_OUTPUTS == 0
         ]
@@ -342,7 +342,7 @@ def find_shared_inputs(calls: Sequence[tuple[nn.Module, mx.array]]) -> Iterator[
             yield modules
 
 
-def _form(module: nn.Module) -> tuple[object, ...]:
-    """Return what modules must have in common for their weights to be joined."""
+def _weight_format(module: nn.Module) -> tuple[object, ...]:
+    """Return the format that the weights of modules must have in common to be joined."""
     scales = module["scales"]
     return module.mode, module.bits, module.group_size, module["weight"].shape[1:], scales.dtype, "biases" in module

@@ -67,7 +67,7 @@ _REFUSALS = (
 
 
 def is_memory_refusal(error: BaseException) -> bool:
-    """Return whether an exception means that memory was refused: ours, Python's, or MLX's, known only by its words."""
+    """Return whether an exception means that memory was refused: ours, Python's, or MLX's (told by its message)."""
     if isinstance(error, MemoryRefused | MemoryError):
         return True
     message = str(error).lower()
@@ -91,7 +91,7 @@ def metal_device() -> str | None:
 
 
 def trusts_gpu() -> bool:
-    """Return whether MLX computes on an Apple GPU that is not a virtual machine's: what fails there is a fault."""
+    """Return whether MLX computes on a physical Apple GPU, where any failure is a fault, not on a virtual machine's."""
     import mlx.core as mx
 
     name = metal_device()
@@ -112,8 +112,8 @@ def _is_virtual_machine() -> bool:
 
 
 def uses_matrix_units() -> bool:
-    """Return whether MLX's products run on the GPU's matrix units: it has them, and this build of MLX has kernels for
-    them.
+    """Return whether MLX's matrix products run on the GPU's matrix units: the GPU has some, and this build of MLX has
+    kernels for them.
 
     Where the build cannot be known, the answer is no. Then our prefill kernel computes windows and heads for which MLX
     has no fused attention: its result is checked, and it needs no memory for scores. A wrong no costs speed on an M5.
@@ -179,7 +179,7 @@ def mlx_has_matrix_kernels() -> bool | None:
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system, in milliseconds. Only glibc would keep freed weights of middle size."""
+    """Give freed memory back to the system, in milliseconds. Only glibc, which keeps freed weights, needs this."""
     with contextlib.suppress(OSError, AttributeError):  # no C library of that kind
         ctypes.CDLL(None).malloc_trim(0)
 

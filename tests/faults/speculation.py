@@ -239,7 +239,7 @@ STATES_TAKEN_BACK = (
     Fault(
         "what a module gave is not cut to the tokens that stay",
         RECURRENT,
-        "return call() if output is None else cut(output)",
+        "return call() if output is None else cut_to_rows_and_tokens(output)",
         "return call() if output is None else output",
     ),
     Fault(

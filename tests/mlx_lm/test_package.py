@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package_message
 from support.folders import write_folder
 from support.gguf.models import write_model
 from support.patience import PATIENCE
@@ -59,8 +59,8 @@ assert reads() - once > 0.9 * once, "transformers' folders are read once; or its
 def test_a_part_of_a_model_is_loaded_without_what_tokenizes(tmp_path: Path) -> None:
     code = """
 import sys
-from cortexmlx.mlx_lm.package import leave_tokenizers_out
-leave_tokenizers_out()
+from cortexmlx.mlx_lm.package import load_without_tokenizers
+load_without_tokenizers()
 from cortexmlx.models.load import load_model
 loaded = load_model(sys.argv[1], evaluate_part=lambda model: None)
 assert loaded.tokenizer is None and loaded.config["model_type"] == "llama"
@@ -121,5 +121,5 @@ def test_what_other_threads_print_while_a_module_is_imported_is_not_lost(
 
     import_mlx_lm_utils()
     monkeypatch.setattr("cortexmlx.mlx_lm.package.importlib.import_module", imported)
-    assert missing_package("no_such_thing") == "install it"
+    assert missing_package_message("no_such_thing") == "install it"
     assert capsys.readouterr().out == "of another thread\n"
