@@ -17,7 +17,7 @@ from cortexmlx.protocols.error_text import add_note, warn_once
 from cortexmlx.protocols.fields import reject_unknown_fields
 from cortexmlx.protocols.images import KINDS, ImageBytes, ImageParts
 from cortexmlx.structured.schemas import NO_TEXT, is_text
-from cortexmlx.structured.tools import load_sent_json
+from cortexmlx.structured.tools import load_client_json
 from cortexmlx.types.messages import suggest_name
 
 INVALID_JSON = "INVALID_JSON"
@@ -276,7 +276,7 @@ def read_arguments(arguments: object) -> Mapping[str, Any]:
     values, is_plain = arguments, False
     try:
         if isinstance(arguments, str):
-            values = load_sent_json(arguments) if arguments.strip() else None
+            values = load_client_json(arguments) if arguments.strip() else None
             max_depth = arguments.count("[") + arguments.count("{")
             is_plain = max_depth < MAX_DEPTH and "\\u" not in arguments and is_text(arguments)
         if isinstance(values, Mapping):
