@@ -559,7 +559,7 @@ class ImageProcessor:
         """Return the number of tokens of an image of so many pixels, as `read_size` gives them. Raises InvalidRequest
         for sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
         """
-        return self._family.count_tokens(self._check_grid(width, height))
+        return self._family.count_tokens(self._compute_checked_grid(width, height))
 
     @property
     def largest_grid(self) -> tuple[int, int, int]:
@@ -568,14 +568,14 @@ class ImageProcessor:
 
     def make_patches(self, image: Image) -> ImagePatches:
         """Return an image's patches, grid and tokens. Raises InvalidRequest as `count_tokens` does."""
-        grid = self._check_grid(image.width, image.height)
+        grid = self._compute_checked_grid(image.width, image.height)
         patches = self._family.make_patches(image.pixels)
         if len(patches) != grid[0] * grid[1] * grid[2]:
             raise ModelUnsupported(f"the image processor made {len(patches):,} patches for a grid of {grid}.")
         digest = hashlib.sha256(image.digest + self.digest).digest()
         return ImagePatches(patches, grid, self._family.count_tokens(grid), self._family.merge, digest)
 
-    def _check_grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def _compute_checked_grid(self, width: int, height: int) -> tuple[int, int, int]:
         try:
             grid = self._family.compute_grid(width, height)
         except ValueError as error:

@@ -127,8 +127,8 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: int = 0) -> Pieces:
-    """Compute `make(*arrays)`, an array or a tuple, in pieces of some rows, which are independent. Return it whole.
-    Each row is multiplied by `numbers` weights, keys and values. `dim`: that of attention's heads, if any.
+    """Return `make(*arrays)`, an array or a tuple, computed in pieces of some rows: rows do not depend on each other.
+    Each row is multiplied by `numbers` weights, keys and values. `dim` is that of attention's heads; else 0.
     """
     count = max((MAX_FUSED_PRODUCTS if is_fused(dim) else MAX_PRODUCTS) // numbers, 1)
     parts: list[Any] = []
