@@ -197,7 +197,7 @@ def _build_head_skeleton(config: Mapping[str, Any], model: Any = None) -> Skelet
 def _build_lazy_model(config: dict[str, Any]) -> Any:
     """Build the mlx-lm model with lazy arrays, which allocate nothing."""
     from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package_message
-    from cortexmlx.models.folder_config import describe_missing_settings, older_settings
+    from cortexmlx.models.folder_config import describe_missing_settings, translate_settings
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
@@ -210,7 +210,7 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
         ) from None
-    settings = config | older_settings(config)
+    settings = config | translate_settings(config)
     try:
         model = model_class(args_class.from_dict(settings))
     except Exception as error:

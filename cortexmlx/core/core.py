@@ -96,7 +96,7 @@ class EngineCore:
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
         if self.model.sight is not None:
-            self.scheduler.await_images(self.model.sight.want)
+            self.scheduler.await_images(self.model.sight.request_features)
         self.measurements = Measurements()
         self.speculation = make_speculation(
             self.config, self.scheduler, self.draft, self.model.make_head_drafter(self.scheduler)
@@ -178,7 +178,7 @@ class EngineCore:
             log.warning("an image could not be looked at: %s", error)
             if is_memory_refusal(error) and self._refused_image != image.key:
                 self._refused_image = image.key  # it is tried once more, without what is cached
-                sight.want([image])
+                sight.request_features([image])
                 self.relieve(True)
                 return
             kind = OutOfMemory if is_memory_refusal(error) else CortexError

@@ -31,7 +31,7 @@ _NOT_READ = (".k_proj.", ".v_proj.", ".k_norm.", ".v_norm.", ".rotary_emb.")
 
 
 class Assistant(nn.Module):  # type: ignore[misc]
-    """Guesses the token after next from a token's hidden state and the next token, and later tokens one by one.
+    """A draft model of Gemma 4: from a token's hidden state and the next token, it drafts the tokens that follow.
 
     `config` is its config.json. `language_model` is the part of the assisted model that computes text. `target_layers`
     are the numbers of the model's layers whose keys and values its layers read.
@@ -39,7 +39,7 @@ class Assistant(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: Mapping[str, Any], language_model: Any = None) -> None:
         super().__init__()
-        args = text_args(config)
+        args = read_text_args(config)
         self._get_model: Callable[[], Any] = lambda: language_model  # as an attribute, it would be a part of this
         self.target_layers = [] if language_model is None else _find_target_layers(args, language_model)
         backbone = config.get("backbone_hidden_size", 1536)
@@ -60,8 +60,8 @@ class Assistant(nn.Module):  # type: ignore[misc]
         positions: mx.array,
         find_keys: Callable[[int], tuple[Any, Any]],
     ) -> tuple[mx.array, mx.array]:
-        """Return the states `[T, 1, backbone]` that the call for the next token gets as `hidden`, and the states
-        `[T, 1, h]` that `choose` takes.
+        """Compute one drafted token. Return the states `[T, 1, backbone]` to pass as `hidden` for the token after it,
+        and the states `[T, 1, h]` from which `choose` takes the token.
 
         `hidden` `[T, 1, backbone]` are the assisted model's states after its last norm, at `positions` `[T]`.
         `next_embeddings` `[T, 1, backbone]` are those of the tokens that follow, as `embed` gives them.
@@ -94,7 +94,7 @@ class Assistant(nn.Module):  # type: ignore[misc]
 
 
 class _Layers(nn.Module):  # type: ignore[misc]
-    """The embedding, usually also the output head, and the layers, under the names of the checkpoint."""
+    """The embedding (usually also the output head), the layers and the last norm, named as in the checkpoint."""
 
     def __init__(self, args: gemma4_text.ModelArgs) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Layers(nn.Module):  # type: ignore[misc]
 
 
 class _TokenClusters(nn.Module):  # type: ignore[misc]
-    """Chooses among the tokens of the likeliest clusters only: most of a large vocabulary is not looked at."""
+    """An output head that computes only the logits of the tokens in the likeliest clusters of the vocabulary."""
 
     def __init__(self, args: gemma4_text.ModelArgs, clusters: int, likeliest: int) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ class _TokenClusters(nn.Module):  # type: ignore[misc]
         return mx.take_along_axis(tokens, mx.argmax(logits, axis=-1)[:, None], axis=-1)[:, 0]
 
 
-def text_args(config: Mapping[str, Any]) -> gemma4_text.ModelArgs:
-    """Return the settings of an assistant's layers, none of which has keys and values. Raises ModelUnsupported."""
+def read_text_args(config: Mapping[str, Any]) -> gemma4_text.ModelArgs:
+    """Return the settings of an assistant's layers, which all read keys and values of the model's layers."""
     try:
         args = gemma4_text.ModelArgs.from_dict(dict(config.get("text_config") or {}))
         args.num_kv_shared_layers = args.num_hidden_layers
@@ -155,7 +155,7 @@ def read_assistant(folder: Path, model: nn.Module) -> Assistant:
     language_model = _language_model(model)
     if language_model is None:
         raise ModelUnsupported(f"{folder} is an assistant for models of Gemma 4, and this one is none: choose another")
-    args, wanted = text_args(config), language_model.args
+    args, wanted = read_text_args(config), language_model.args
     own = config.get("backbone_hidden_size", 1536), args.vocab_size
     if own != (wanted.hidden_size, wanted.vocab_size):
         raise ModelUnsupported(

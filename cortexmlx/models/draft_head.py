@@ -131,17 +131,17 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
     if not head_tensors:
         return None
     with translate_weight_errors(folder):
-        weights = _load(head_tensors, prefix)
+        weights = _load_tensors(head_tensors, prefix)
         is_last_layer = config["model_type"] in LAST_LAYER_MODELS
         if is_last_layer:
             weights = _convert_last_layer(folder, weights, model)
         else:
             count = getattr(model, "language_model", model).args.num_experts
-            weights = stack_experts(_part_experts(weights), f"the draft head (mtp.*) in {folder}", count)
+            weights = stack_experts(_split_gate_up(weights), f"the draft head (mtp.*) in {folder}", count)
         quantize_head(folder, head, weights, config.get("quantization") or {})
         check_tensors(folder, head, weights)
         if not is_last_layer:
-            _add_missing_ones(head, weights, model, is_raw=_is_raw(folder))
+            _add_missing_ones(head, weights, model, is_unconverted=_is_unconverted(folder))
         head.load_weights(list(weights.items()))
         head.set_dtype(head.model_dtype)
         head.load_weights([(name, weights[name]) for name in weights if name.endswith(_FLOAT32)], strict=False)
@@ -167,15 +167,15 @@ def make_draft_head(model: nn.Module) -> DraftHead | None:
     return DraftHead(layer, language_model, args.full_attention_interval - 1)
 
 
-def _load(head_tensors: Mapping[str, Path], prefix: re.Pattern[str]) -> dict[str, mx.array]:
-    """Return the head's tensors by their names behind `prefix`, not yet evaluated."""
+def _load_tensors(head_tensors: Mapping[str, Path], prefix: re.Pattern[str]) -> dict[str, mx.array]:
+    """Load the head's tensors lazily. Return them by name without the `prefix`."""
     arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
     return {prefix.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
 
 
 def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn.Module) -> dict[str, mx.array]:
-    """Return the extra last layer's tensors under our names, in the layout that mlx-lm gives the layer before it. The
-    copies of the model's embedding and output head are left out.
+    """Return the extra last layer's tensors with a `DraftHead`'s names, in the layout of mlx-lm's layers. Copies of the
+    model's embedding and output head are left out.
     """
     before, layer, converted = f"model.layers.{model.args.num_hidden_layers - 1}.", {}, {}
     for name, value in weights.items():
@@ -191,30 +191,29 @@ def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn
     return converted | {f"layers.0.{name.removeprefix(before)}": value for name, value in layer.items()}
 
 
-def _part_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return the tensors with stacked experts, whose gate's and up projection's rows are in one tensor, in the layout
-    of mlx-lm's `SwitchGLU`.
+def _split_gate_up(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Split each fused `gate_up_proj` of stacked experts into two tensors, and name them as mlx-lm's `SwitchGLU` does.
+    Return all tensors.
     """
-    parted: dict[str, mx.array] = {}
+    split: dict[str, mx.array] = {}
     for name, value in weights.items():
         mlp, _, part = name.partition(".experts.")
         if part == "gate_up_proj" and value.ndim == 3:
             middle = value.shape[1] // 2
-            parted[f"{mlp}.switch_mlp.gate_proj.weight"] = value[:, :middle]
-            parted[f"{mlp}.switch_mlp.up_proj.weight"] = value[:, middle:]
+            split[f"{mlp}.switch_mlp.gate_proj.weight"] = value[:, :middle]
+            split[f"{mlp}.switch_mlp.up_proj.weight"] = value[:, middle:]
         elif part == "down_proj":
-            parted[f"{mlp}.switch_mlp.down_proj.weight"] = value
+            split[f"{mlp}.switch_mlp.down_proj.weight"] = value
         else:
-            parted[name] = value
-    return parted
+            split[name] = value
+    return split
 
 
 def quantize_head(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
 ) -> None:
-    """Make quantized layers of those layers of `head` whose weights are packed in the files. Their bits are in
-    `settings` by path, or in the shapes. The names in the files have a `prefix`. Raises ModelCorrupt if they do not
-    fit.
+    """Replace those layers of `head` whose `weights` are packed by quantized layers. Their bits and group sizes come
+    from `settings`, where names begin with `prefix`, or else from the shapes. Raises ModelCorrupt.
     """
     infer_settings = import_mlx_lm_utils().infer_quant_config
 
@@ -235,8 +234,8 @@ def quantize_head(
 def check_tensors(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], prefix: str = "mtp.", part: str = "draft head"
 ) -> None:
-    """Raise ModelUnsupported or ModelCorrupt unless `weights` are just the head's tensors, in their shapes. Their names
-    in the files have a `prefix`. Messages call the head a `part`.
+    """Raise ModelUnsupported or ModelCorrupt unless `weights` are exactly the head's tensors, in their shapes.
+    Messages put `prefix` before a tensor's name, and call the head a `part`.
     """
     expected = dict(tree_flatten(head.parameters()))
     if unknown := sorted(weights.keys() - expected.keys()):
@@ -259,9 +258,9 @@ def check_tensors(
             )
 
 
-def _is_raw(folder: Path) -> bool:
-    """Return whether the files are as their maker wrote them. By mlx-lm's rule, the axes of convolutions tell. Files
-    without any convolution count as converted.
+def _is_unconverted(folder: Path) -> bool:
+    """Return whether the weights are in PyTorch's layout, which mlx-lm tells by the axes of convolutions. Files without
+    any convolution count as converted.
     """
     for file in sorted(folder.glob("model*.safetensors")):
         for name, entry in read_safetensors_header(file).items():
@@ -270,10 +269,10 @@ def _is_raw(folder: Path) -> bool:
     return False
 
 
-def _add_missing_ones(head: DraftHead, weights: dict[str, mx.array], model: nn.Module, *, is_raw: bool) -> None:
+def _add_missing_ones(head: DraftHead, weights: dict[str, mx.array], model: nn.Module, *, is_unconverted: bool) -> None:
     """Add 1 to the norms that are stored as weight - 1.
 
-    In a raw checkpoint, all are. Converters have kept heads with all, some or none of their norms converted, so there
+    All are in an unconverted checkpoint. Converters have kept heads with all, some or none of them converted, so there
     each norm is compared with the model's of the same name. Those before `fc` have no such norm, and their means tell
     nothing (0.3 to 0.5 when converted). They are treated as the layer's first norm is.
 
@@ -290,7 +289,7 @@ def _add_missing_ones(head: DraftHead, weights: dict[str, mx.array], model: nn.M
         return _mean(weights[name]) < sum(means) / len(means) - _MISSING_ONE
 
     norms = [f"{path}.weight" for path, layer in head.named_modules() if isinstance(layer, nn.RMSNorm)]
-    for name in [name for name in norms if is_raw or lacks_one(name)]:
+    for name in [name for name in norms if is_unconverted or lacks_one(name)]:
         weights[name] = weights[name].astype(mx.float32) + 1
 
 

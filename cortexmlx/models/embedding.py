@@ -415,7 +415,7 @@ _ENDINGS = ("ForCausalLM", "Model", "LMHeadModel", "ForConditionalGeneration")
 
 
 def check_causal(name: str, config: Mapping[str, Any]) -> None:
-    """Raise EmbeddingRefused if the model's tokens see later ones or it needs its own code. `name` is for the error."""
+    """Raise EmbeddingRefused unless the model's attention is known to be causal. `name` is the model's, for errors."""
     for part in language_configs(config):
         reasons = [
             f"{key} is {part[key]!r}" for key in ("use_bidirectional_attention", "bidirectional") if part.get(key)
@@ -495,7 +495,7 @@ def lacks_head(tensors: Collection[str], config: Mapping[str, Any], embeds: bool
 def _add_weight_prefix(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
     """Wrap a model class to load weights whose names lack the prefix "model.". Return it with its arguments' class."""
 
-    def make(args: Any) -> Any:
+    def make_model(args: Any) -> Any:
         model = model_class(args)
         class_sanitize = getattr(model, "sanitize", None)
         if not hasattr(model, "model"):
@@ -509,4 +509,4 @@ def _add_weight_prefix(model_class: Callable[[Any], Any], args_class: Any) -> tu
         model.sanitize = sanitize
         return model
 
-    return make, args_class
+    return make_model, args_class

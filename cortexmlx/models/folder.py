@@ -20,9 +20,9 @@ from cortexmlx.models.folder_config import (
     foreign_quantization,
     note_other_answers,
     note_unread_inputs,
-    older_settings,
     read_config,
     read_eos_ids,
+    translate_settings,
 )
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
@@ -36,8 +36,8 @@ def load_folder(
     folder: Path, on_built: Callable[[Any], None] = lambda model: None, *, lazy: bool = False
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     """Load the model of a folder: return the model, its tokenizer, its config and notes for the user. Weights are
-    evaluated on this thread. With `lazy`, a part of a model is loaded: weights are not read yet, and the tokenizer is
-    None: the controller has it.
+    evaluated on this thread. With `lazy`, for a host that will keep a part of the model, weights are not evaluated,
+    and the tokenizer is None.
 
     `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
@@ -80,7 +80,7 @@ def check_folder_config(folder: Path) -> None:
     if package_message := missing_package_message(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)
-    older_settings(config)
+    translate_settings(config)
     try:
         import_mlx_lm_utils()._get_classes(config)
     except Exception as error:
@@ -118,7 +118,7 @@ def _no_weights_error(folder: Path) -> CortexError:
 
 @contextmanager
 def translate_weight_errors(folder: Path) -> Iterator[None]:
-    """Context: raise ModelCorrupt in the place of the errors with which mlx fails to read weights."""
+    """Context: turn the errors with which mlx fails to read weights into ModelCorrupt."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -130,11 +130,11 @@ def _is_embedding_model(folder: Path) -> bool:
     return (folder / MODULES_FILE).is_file()
 
 
-class _WithoutPatterns(type(Path())):  # type: ignore[misc]
-    """A folder's path for mlx-lm, which finds weights by a pattern, and would read `m[1]` in the path as `m1`."""
+class _LiteralPath(type(Path())):  # type: ignore[misc]
+    """A folder's path whose own characters are escaped when mlx-lm appends a glob pattern: `m[1]` is no pattern."""
 
     def __truediv__(self, name: Any) -> Path:
-        """Return the path of a file, or the pattern of files, in which the folder's own name is no pattern."""
+        """Return the path of a file `name` in the folder; if `name` is a pattern, escape the folder's path."""
         return Path(glob.escape(str(self)) if glob.has_magic(name) else self, name)
 
 
@@ -147,15 +147,15 @@ def _build_model(
     _check_no_own_code(folder, config)
     utils = import_mlx_lm_utils()
     options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
-    prepare = _decode_small_floats if foreign_quantization(config) == "fp8" else _CONVERSIONS.get(config["model_type"])
+    prepare = _decode_fp8 if foreign_quantization(config) == "fp8" else _CONVERSIONS.get(config["model_type"])
     if prepare is not None:
         classes = options.get("get_model_classes", utils._get_classes)
-        options["get_model_classes"] = lambda config: _prepare_weights(prepare, *classes(config))
-    settings = {"model_type": config["model_type"], **older_settings(config, tensors)}
+        options["get_model_classes"] = lambda config: _wrap_to_prepare(prepare, *classes(config))
+    settings = {"model_type": config["model_type"], **translate_settings(config, tensors)}
     options["model_config"] = settings | options.get("model_config", {})
     try:
         with translate_weight_errors(folder):
-            model, _ = utils.load_model(_WithoutPatterns(folder), lazy=True, **options)
+            model, _ = utils.load_model(_LiteralPath(folder), lazy=True, **options)
             _apply_unread_settings(model, settings | config)
             on_built(model)
             if not lazy:
@@ -169,8 +169,8 @@ def _build_model(
 
 
 def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
-    """Apply what mlx-lm's class does not read: the part of a head that `glm` rotates, and the keys' factor of
-    `falcon_h1`, which may as well be one of the scores.
+    """Apply settings that mlx-lm's class ignores: `partial_rotary_factor` of `glm`, and `key_multiplier` of
+    `falcon_h1`, which multiplies the attention's scale here.
     """
     if config["model_type"] == "glm" and "partial_rotary_factor" in config:
         for layer in model.layers:
@@ -180,12 +180,12 @@ def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
             layer.self_attn.scale *= config.get("key_multiplier", 1.0)
 
 
-def _prepare_weights(
+def _wrap_to_prepare(
     prepare: Callable[[dict[str, Any]], dict[str, Any]], model_class: Callable[[Any], Any], args_class: Any
 ) -> tuple[Any, Any]:
-    """Wrap a model class to `prepare` the weights that it loads. Return it with its arguments' class."""
+    """Wrap a model class so that it loads `prepare(weights)`. Return it with its arguments' class."""
 
-    def make(args: Any) -> Any:
+    def make_model(args: Any) -> Any:
         model = model_class(args)
         class_sanitize = getattr(model, "sanitize", dict)
 
@@ -196,11 +196,11 @@ def _prepare_weights(
         model.sanitize = sanitize
         return model
 
-    return make, args_class
+    return make_model, args_class
 
 
-def _decode_small_floats(weights: dict[str, Any]) -> dict[str, Any]:
-    """Decode matrices of 8-bit floats with one scale each, whose codes mlx-lm's `ministral3` takes for numbers. Those
+def _decode_fp8(weights: dict[str, Any]) -> dict[str, Any]:
+    """Decode FP8 matrices that have a single scale: mlx-lm's `ministral3` would take their codes for numbers. Matrices
     with several scales are left to the class.
     """
     import mlx.core as mx
@@ -220,8 +220,8 @@ def _transpose_experts(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def stack_experts(weights: Mapping[str, Any], part: str = "the model", count: int = 0) -> dict[str, Any]:
-    """Return the tensors with those of experts that are stored one by one in the layout of mlx-lm's `SwitchGLU`. Raises
-    ModelCorrupt, which names the `part` with them, if there are fewer than `count` or they do not fit together.
+    """Stack the tensors of experts that are stored one by one, as mlx-lm's `SwitchGLU` has them. Return all tensors.
+    Raises ModelCorrupt, which names the `part`, if there are fewer than `count` experts or their shapes differ.
     """
     import mlx.core as mx
 

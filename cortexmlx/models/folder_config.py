@@ -98,24 +98,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
-    """Return what transformers 5 writes under new names or in new forms as mlx-lm's classes read it: for what they do
-    not find they take defaults without a word. `tensors` are the weights' names. A changed `text_config` is whole.
+def translate_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    """Translate settings from the names and forms of transformers 5 to those that mlx-lm's classes read. Return the
+    translated ones, and a changed `text_config` as a whole. `tensors` are the weights' names.
     """
-    _refuse_other_models(config)
-    settings = _older_rope_settings(config)
+    _check_unread_settings(config)
+    settings = _translate_rope_settings(config)
     stated = {**settings, **config}
     settings |= {old: stated[new] for old, new in _NEWER_NAMES.items() if new in stated and old not in config}
     layers = config.get("per_layer_config")
     if isinstance(layers, Mapping) and isinstance(layer := next(iter(layers.values()), None), Mapping):
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
         settings |= {names[name]: layer[name] for name in names if name in layer}  # it has full attention, as all there
-    settings |= _older_layer_types(config)
+    settings |= _translate_layer_types(config)
     if config.get("model_type") == "qwen3_vl_moe_text":
         settings["norm_topk_prob"] = True  # whatever it says, transformers divides by the sum
     text = config.get("text_config")
     if isinstance(text, Mapping):
-        inner = older_settings(text)
+        inner = translate_settings(text)
         if "tie_word_embeddings" in config:  # for transformers 5, the outer one counts, but the weights know better
             has_head = any(name.endswith("lm_head.weight") for name in tensors)
             is_tied = config["tie_word_embeddings"] or (tensors and text.get("tie_word_embeddings"))
@@ -126,8 +126,8 @@ def older_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
     return settings
 
 
-def _refuse_other_models(config: Mapping[str, Any]) -> None:
-    """Raise ModelUnsupported for settings with which mlx-lm's class computes another model."""
+def _check_unread_settings(config: Mapping[str, Any]) -> None:
+    """Raise ModelUnsupported for settings that mlx-lm's class ignores, so that it would compute another model."""
     kind, text = str(config.get("model_type")), config.get("text_config")
     for name, only in _ONLY.get(kind, {}).items():
         value = config.get(name, only)
@@ -144,8 +144,8 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
         )
 
 
-def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `layer_types` as mlx-lm's class reads them. Raises ModelUnsupported for an order that it does not have."""
+def _translate_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `layer_types` as the settings of mlx-lm's class. Raises ModelUnsupported if they cannot express them."""
     kind, layers = str(config.get("model_type")), config.get("layer_types")
     if not isinstance(layers, list) or "full_attention" not in layers:
         return {}
@@ -166,8 +166,8 @@ def _older_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
     return {_PERIODS[kind]: full[0]}
 
 
-def _older_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `rope_parameters` of transformers 5 says under its older names, unless config.json has these, too."""
+def _translate_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of transformers 5's `rope_parameters` under the older names that config.json lacks."""
     rope = config.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return {}
@@ -187,8 +187,8 @@ def _older_rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return how the names of the draft head's tensors begin in a checkpoint with this config.json; None if no draft
-    head of its model type is known. Converters put `language_model.`, `model.` or both before a name.
+    """Return the pattern with which names of the draft head's tensors begin; None if no draft head of the model type is
+    known. The pattern allows for converters, which put `language_model.`, `model.` or both before a name.
     """
     kind, layers = config.get("model_type"), config.get("num_hidden_layers")
     if kind in MTP_MODELS:
@@ -199,7 +199,7 @@ def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two config.json are of one model with a draft head, perhaps quantized differently."""
+    """Return whether two config.json are of the same model, of a kind with a draft head. Quantization may differ."""
     stated = []
     for each in (config, other):
         text = each.get("text_config") or each
@@ -318,7 +318,7 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def foreign_settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a program other than mlx-lm says of its quantization of the weights; None if there is none."""
+    """Return the quantization settings that a program other than mlx-lm wrote; None if there are none."""
     if "quantization" in config:
         return None
     stated = (source.get("quantization_config") for source in language_configs(config))
@@ -326,7 +326,7 @@ def foreign_settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return the end of a message that names the settings config.json lacks; None if `error` means something else."""
+    """Return a message, without its subject, on settings that config.json lacks; None for other errors."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None

@@ -65,9 +65,9 @@ def fetch_config(repo: str) -> Path:
     )
 
 
-def fetch_files_of(repo: str, wanted: Callable[[str], bool], on_progress: OnProgress = _ignore_progress) -> Path:
-    """Return a hub cache folder with config.json and those weight files of `repo` that have tensors of `wanted` names,
-    as its index says. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
+def fetch_tensor_files(repo: str, wanted: Callable[[str], bool], on_progress: OnProgress = _ignore_progress) -> Path:
+    """Download config.json and those weight files of `repo` that hold tensors with `wanted` names, by its index. Return
+    their folder in the hub's cache. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
     """
     if (whole := cached_folder(repo)) is not None:
         return whole
@@ -83,8 +83,8 @@ def fetch_files_of(repo: str, wanted: Callable[[str], bool], on_progress: OnProg
 
 
 def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress, files: Sequence[str] | None = None) -> Path:
-    """Download the weights, or those in `files`, into the hub's cache, where its library finds them, then the rest of
-    the snapshot.
+    """Download the weights, or only `files`, into the hub's cache, and then the rest of the snapshot with the hub's
+    library, which finds them there. Return the snapshot's folder.
     """
     with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
         large = [each for each in list_large_files(repo, folder.name) if files is None or each.name in files]
@@ -227,7 +227,7 @@ class WeightsDownload:
             pending_files.put(each)
         outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-        def run() -> None:
+        def fetch_pending() -> None:
             try:
                 while True:
                     self._fetch_file(*pending_files.get_nowait())
@@ -238,7 +238,7 @@ class WeightsDownload:
 
         threads = min(_MAX_THREADS, len(missing))
         for _ in range(threads):
-            threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
+            threading.Thread(target=fetch_pending, name="cortexmlx-download", daemon=True).start()
         for _ in range(threads):
             if (error := take_next(outcomes)) is not None:
                 self._tally.stop()

@@ -204,11 +204,11 @@ def fetch_model(source: ResolvedModel, report: OnProgress) -> Path:
 
 
 def find_head_folder(draft: str | Path, model: str | Path, report: OnProgress) -> Path | None:
-    """Return the folder of what drafts from the states of `model`: an assistant, or another checkpoint of the model,
-    which has kept its draft head. None if `draft` names a draft model. A missing assistant is downloaded, and of a
-    checkpoint only the files with the head. Raises ModelNotFound, ModelCorrupt or DownloadFailed.
+    """Return the folder of the assistant or draft head that `draft` names; None if it names a whole draft model. A
+    draft head is in another checkpoint of `model`. What is missing is downloaded: an assistant, or the checkpoint's
+    files with the head. Raises ModelNotFound, ModelCorrupt or DownloadFailed.
     """
-    from cortexmlx.models.hub import fetch_config, fetch_files_of
+    from cortexmlx.models.hub import fetch_config, fetch_tensor_files
 
     sources = resolve_model(draft), resolve_model(model)
     if any(source.kind in (SourceKind.GGUF, SourceKind.STARTER) for source in sources):
@@ -219,19 +219,18 @@ def find_head_folder(draft: str | Path, model: str | Path, report: OnProgress) -
     prefix = head_prefix(config)
     if prefix is None or not is_same_model(config, model_config):
         return None
-    return sources[0].path or fetch_files_of(sources[0].name, lambda name: bool(prefix.match(name)), report)
+    return sources[0].path or fetch_tensor_files(sources[0].name, lambda name: bool(prefix.match(name)), report)
 
 
 def fetch_draft(draft: str | Path, model: str | Path, report: OnProgress) -> None:
-    """Download what drafts for a model, if it is not on this machine. Raises what `find_head_folder` raises."""
+    """Download the assistant, draft head or draft model `draft` if missing. Raises what `find_head_folder` raises."""
     if find_head_folder(draft, model, report) is None:
         fetch_model(resolve_model(draft), report)
 
 
 def check_model(name: str | Path, report: OnProgress) -> None:
-    """Check a model without loading it: its files are there, and those of a folder are whole. A model that is not on
-    this machine is downloaded. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without
-    reading the weights.
+    """Check a model without loading it: its files exist, and those of a folder are whole. Download it if it is missing.
+    Raises ModelNotFound, ModelCorrupt or ModelUnsupported for faults that can be seen without reading the weights.
     """
     path = fetch_model(resolve_model(name), report)
     if path.is_dir():

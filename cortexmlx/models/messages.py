@@ -43,15 +43,15 @@ def redirect_log(library: str) -> Iterator[None]:
     So a program that sets up no logging sees only its own output.
     """
 
-    def pass_on(record: logging.LogRecord) -> bool:
+    def log_here(record: logging.LogRecord) -> bool:
         log.log(record.levelno, "%s", " ".join(record.getMessage().split()))
         return False
 
     stream_handlers = [h for h in logging.getLogger(library).handlers if type(h) is logging.StreamHandler]
     for handler in stream_handlers:
-        handler.addFilter(pass_on)
+        handler.addFilter(log_here)
     try:
         yield
     finally:
         for handler in stream_handlers:
-            handler.removeFilter(pass_on)
+            handler.removeFilter(log_here)

@@ -207,8 +207,8 @@ def load_part(
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
 ) -> LoadedPart:
-    """Load this rank's part of the model `name`, cut in the first of `modes` that is possible. The other arguments, and
-    what is raised, are those of `load_model`. No rank is asked anything.
+    """Load this rank's part of the model `name`, cut in the first of `modes` that is possible, without asking other
+    ranks. The other arguments and the errors are those of `load_model`.
 
     A GGUF file is read as a whole before it is cut.
 
@@ -219,12 +219,12 @@ def load_part(
         raise HostRefused(f"the adapter {adapter} cannot be cut: fuse it with `mlx_lm.fuse`, and give the fused model")
     model_sizes: list[tuple[int, int]] = []
 
-    def cut(model: Any) -> None:
+    def measure_and_cut(model: Any) -> None:
         model_sizes.append((weights.weight_bytes(model), weights.parameter_count(model)))
         cut_model(model, group=group, modes=modes, name=str(name))
 
     loaded = load_model(
-        name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, evaluate_part=cut
+        name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, evaluate_part=measure_and_cut
     )
     return LoadedPart(loaded, *model_sizes[0])
 

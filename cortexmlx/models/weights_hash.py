@@ -48,8 +48,8 @@ class WeightsHash:
         self._held_arrays = {name: _locate_array(array) for name, array in arrays}
 
     def check_arrays(self, model: Any) -> None:
-        """Drop the hash if the model's arrays are no longer the held ones. Release the held ones. What the engine
-        makes of the arrays after loading is the same in every process.
+        """Drop the hash if the model's arrays are no longer the held ones, and release those. Called before the engine
+        changes arrays, which it does in the same way in every process.
         """
         held_arrays, self._held_arrays = self._held_arrays, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())

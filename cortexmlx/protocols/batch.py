@@ -135,8 +135,8 @@ def read_line(
 
 
 def _find_adapter(requested_model: object, model: str, adapter_names: Collection[str]) -> str | None:
-    """Return the LoRA adapter that the body's `model` names: `model:adapter`, with any name of the model, or the
-    adapter's own name; None: it names none. Raises InvalidRequest if `model` has no such adapter.
+    """Return the LoRA adapter that a body's `model` names, alone or as `MODEL:ADAPTER` with any name of the model;
+    None if it names none. Raises InvalidRequest if it begins with `model:`, and no adapter has the name after it.
     """
     if not isinstance(requested_model, str) or requested_model == model:
         return None

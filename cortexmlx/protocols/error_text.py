@@ -35,7 +35,7 @@ _COMMAND_OPTIONS = re.compile(r" \((?:\w+=, )?--[a-z-]+\)|, --[a-z-]+(?=\))")
 
 
 def error_text(error: CortexError, *, options: bool = False) -> str:
-    """Return an error's text for a client. Unless `options`, leave out command-line options: a client has none."""
+    """Return an error's text for a client. Command-line options are left out unless `options`: a client has none."""
     text = _cut_huge_text(str(error))
     text = text if options else _COMMAND_OPTIONS.sub("", text)
     from_client = isinstance(error, InvalidRequest)
@@ -51,16 +51,16 @@ def error_field(error: CortexError) -> str | None:
 
 
 def shorten_message(text: str) -> str:
-    """Shorten what a message quotes, and then its middle if it is still too long."""
+    """Shorten the quotes in a message, and then cut its middle out if it is still too long."""
     remaining = _MAX_QUOTED
 
-    def shorter(quoted_text: str) -> str:
+    def shorten_quote(quoted_text: str) -> str:
         nonlocal remaining
         shortened, remaining = _cut_middle(quoted_text, remaining), max(0, remaining - len(quoted_text))
         return shortened
 
-    text = _QUOTED.sub(lambda found: f"{found[1]}{shorter(found[2])}{found[1]}", _cut_huge_text(text))
-    return _cut_middle(_UNBROKEN.sub(lambda found: shorter(found[0]), text), _MAX_MESSAGE)
+    text = _QUOTED.sub(lambda found: f"{found[1]}{shorten_quote(found[2])}{found[1]}", _cut_huge_text(text))
+    return _cut_middle(_UNBROKEN.sub(lambda found: shorten_quote(found[0]), text), _MAX_MESSAGE)
 
 
 def _cut_huge_text(text: str) -> str:

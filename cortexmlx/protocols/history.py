@@ -17,7 +17,7 @@ from cortexmlx.protocols.error_text import add_note, warn_once
 from cortexmlx.protocols.fields import reject_unknown_fields
 from cortexmlx.protocols.images import KINDS, ImageBytes, ImageParts
 from cortexmlx.structured.schemas import NO_TEXT, is_text
-from cortexmlx.structured.tools import load_sent_json
+from cortexmlx.structured.tools import load_client_json
 from cortexmlx.types.messages import suggest_name
 
 INVALID_JSON = "INVALID_JSON"
@@ -141,8 +141,8 @@ PLACE: Any = object()
 """The key of a part's place in the client's message, if that is not in `content`. No JSON has it."""
 
 
-def name_places(field: str, parts: object) -> object:
-    """Return a message's parts, each image with its place in the client's body, `field` and an index, for errors."""
+def add_image_paths(field: str, parts: object) -> object:
+    """Return a message's parts. Each image gets its path `field[index]` in the client's message, for errors."""
     if not isinstance(parts, list):
         return parts
     return [
@@ -159,8 +159,8 @@ def read_pieces(
     images: ImageParts | None = None,
     strict: bool = False,
 ) -> list[Piece]:
-    """Return the texts and images of a message's `content`: see `read_text`. Neighbouring texts are one. Without
-    `images` there are only texts. If `strict`, an image that cannot be read raises InvalidRequest.
+    """Return the texts and images of a message's `content`: see `read_text`. Neighbouring texts are joined. Images are
+    read by `images`; None: they become texts. If `strict`, an image that cannot be read raises InvalidRequest.
     """
     if loose and isinstance(content, Mapping) and isinstance(content.get("type"), str):
         content = [content]
@@ -192,7 +192,7 @@ def read_pieces(
 
 
 def read_image(part: object, path: str, images: ImageParts | None, *, strict: bool = False) -> Piece | None:
-    """Return the image of a part, or the line that stands for one that cannot be read; None if the part is no image, or
+    """Return the image of a part, or a line of text in place of an unreadable one; None if the part is no image, or if
     `images` is None. See `ImageParts.read`.
     """
     if images is None or not isinstance(part, Mapping) or part.get("type") not in KINDS:
@@ -276,7 +276,7 @@ def read_arguments(arguments: object) -> Mapping[str, Any]:
     values, is_plain = arguments, False
     try:
         if isinstance(arguments, str):
-            values = load_sent_json(arguments) if arguments.strip() else None
+            values = load_client_json(arguments) if arguments.strip() else None
             max_depth = arguments.count("[") + arguments.count("{")
             is_plain = max_depth < MAX_DEPTH and "\\u" not in arguments and is_text(arguments)
         if isinstance(values, Mapping):

@@ -36,13 +36,13 @@ _SEND = "send its bytes as base64"
 
 @dataclass(frozen=True)
 class ImageBytes:
-    """An image among the texts of a message."""
+    """The encoded image of a message's part."""
 
     data: bytes
     """The encoded file."""
 
     def to_part(self) -> dict[str, Any]:
-        """Return the part of a message that the engine reads."""
+        """Return the image as a message's part in the form that the engine reads."""
         return {"type": "image", "image": self.data}
 
 
@@ -56,7 +56,7 @@ class ImageParts:
         self._count, self._seconds = 0, 0.0
 
     def read(self, part: Mapping[str, Any], path: str = "", *, strict: bool = False) -> ImageBytes | None:
-        """Return a part's image. One that cannot be read is None, and noted; if `strict`, InvalidRequest is raised.
+        """Return a part's image. If it cannot be read, add a note and return None; if `strict`, raise InvalidRequest.
 
         Raises InvalidRequest for one more image than a prompt may have, before it is looked at.
         """
@@ -89,8 +89,8 @@ class ImageParts:
 
 
 def decode_image(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None = None) -> bytes:
-    """Return the bytes of an image part. Raises InvalidRequest, without the text, for bad base64."""
-    text = _base64_text(part, read_elsewhere)
+    """Return the encoded image of a part, as bytes. Raises InvalidRequest, which does not quote invalid base64."""
+    text = _find_image_data(part, read_elsewhere)
     if isinstance(text, bytes):
         return text
     try:
@@ -99,7 +99,7 @@ def decode_image(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None =
         raise InvalidRequest(f"the image is no base64 ({error}): {_SEND}") from None
 
 
-def _base64_text(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> str | bytes:
+def _find_image_data(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> str | bytes:
     """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`; or the
     bytes of the file that its URL names.
     """

@@ -83,7 +83,7 @@ class RequestDefaults:
     """What reads images that a body only names; None: they are not read."""
 
     def image_parts(self) -> ImageParts | None:
-        """Return what reads the images of one conversation; None: the model sees none."""
+        """Return a new reader of one conversation's images; None if the model does not see images."""
         return None if self.check_image is None else ImageParts(self.check_image, self.read_elsewhere)
 
 
@@ -92,15 +92,15 @@ BodyReader = Callable[[Mapping[str, Any], RequestDefaults], Request]
 
 
 def with_notes(read: BodyReader) -> BodyReader:
-    """Decorate a reader of bodies: its requests carry the notes about what was changed or left out."""
+    """Decorate a reader of bodies: its requests get the notes on what it changed or left out."""
 
     @wraps(read)
-    def noting(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    def read_with_notes(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
         with collect_notes() as notes:
             request = read(body, defaults)
         return replace(request, notes=tuple(notes.values())) if notes else request
 
-    return noting
+    return read_with_notes
 
 
 def require_prompt_text(text: str) -> str:

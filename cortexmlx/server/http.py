@@ -39,7 +39,7 @@ from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.ollama import errors as ollama_errors
 from cortexmlx.protocols.openai.errors import ResponseNotFound, error_body, is_client_error
 from cortexmlx.server.model_pool import CannotLoad
-from cortexmlx.structured.tools import load_sent_json
+from cortexmlx.structured.tools import load_client_json
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
     """Parse the JSON object in a body, with limits on its values and its depth. Raises InvalidRequest."""
     _check_value_count(data)
     try:
-        body = load_sent_json(data.decode("utf-8-sig"))
+        body = load_client_json(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is no UTF-8: {error.reason} at byte {error.start:,}") from None
     except RecursionError:

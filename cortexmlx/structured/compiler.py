@@ -201,7 +201,7 @@ class GrammarCompiler:
 
 
 class _GuidanceVocabulary:
-    """The model's vocabulary as llguidance's tokenizer."""
+    """The model's vocabulary and tokenizer, in the form that llguidance takes."""
 
     def __init__(self, table: TokenTable, encode: Callable[..., list[int]]) -> None:
         from llguidance import LLTokenizer
@@ -217,7 +217,7 @@ class _GuidanceVocabulary:
 
 
 class _TokenizerWrapper:
-    """The model's tokenizer in the place of llguidance's `TokenizerWrapper`. What it raises is kept.
+    """Stands in for llguidance's `TokenizerWrapper`: calls the model's tokenizer, and keeps what it raises.
 
     llguidance holds it where Python's garbage collector does not look. So it must not lead to the LLTokenizer: neither
     would ever be freed, nor the model's tokenizer.

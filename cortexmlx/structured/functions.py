@@ -77,15 +77,15 @@ def _parse_arguments(function: Function, arguments: str) -> dict[str, Any]:
 def _run_awaitable(result: Any) -> object:
     """Wait for an awaitable in a new event loop; return its result. If this thread runs a loop, use another thread."""
 
-    async def awaited() -> object:
+    async def await_result() -> object:
         return await result
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(awaited())
+        return asyncio.run(await_result())
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, awaited()).result()
+        return thread.submit(asyncio.run, await_result()).result()
 
 
 def _unwrap_partial(function: Function) -> Function:

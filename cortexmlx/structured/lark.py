@@ -35,7 +35,7 @@ def split_specials(text: str, specials: Specials) -> list[str | int]:
 
 def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str = "", begin: str = "") -> list[str]:
     """Return the rules for free text that ends with the tag `close`. The first rule is called `name`. The text does
-    not begin with `not_first`, not even after blanks. Before it stands `begin`, which an empty text may leave out.
+    not begin with `not_first`, not even after blanks. `begin` precedes it, and is optional before an empty text.
     """
     first, *other_parts = split_specials(close, specials)
     terminal = f"{name.upper()}_TEXT"
@@ -53,14 +53,14 @@ def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str =
 
 
 def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:
-    """Return a rule part for free text without the tag `close`, and its rules besides those of `text_up_to_rules`."""
+    """Return a rule part for free text without the tag `close`, and the rules it needs beyond `text_up_to_rules`."""
     if isinstance(split_specials(close, specials)[0], int):
         return f"{name.upper()}_TEXT", []
     return f"{name.upper()}_REST", [f"{name.upper()}_REST: {text_without(close)}"]
 
 
 def text_without(text: str, not_first: str = "") -> str:
-    """Return a terminal for free text without `text`. Nor does it begin with `not_first`, not even after blanks."""
+    """Return a terminal for free text that does not contain `text`, nor begin with `not_first`, even after blanks."""
     begins = exclude_beginning(not_first)
     return f"/{ANY}/ & ~/{ANY}{escape_regex(text)}{ANY}/{begins}"
 
@@ -72,8 +72,8 @@ def choice_rules(name: str, choices: Sequence[str]) -> list[str]:
 
 
 def tag_after_blanks(text: str, specials: Specials) -> str:
-    """Return the part of a rule that matches a tag, perhaps after blanks. They are one terminal with the text that
-    follows, so that a free text with which an answer may begin instead does not take them away from the tag.
+    """Return the part of a rule that matches a tag, perhaps after blanks. The blanks share a terminal with the text of
+    the tag. Otherwise, free text that may begin the answer instead of the tag would consume them.
     """
     first, *other_parts = split_specials(text, specials)
     if isinstance(first, int):

@@ -46,7 +46,7 @@ class TokenizerFailure(threading.local):
     error: BaseException | None = None
 
     def reraise(self, interrupts_only: bool = True) -> None:
-        """Raise the exception, if any. With `interrupts_only`, an Exception is dropped: its matcher has failed."""
+        """Raise the exception, if any. With `interrupts_only`, drop an Exception, which its matcher reports."""
         error, self.error = self.error, None
         if error is not None and not (interrupts_only and isinstance(error, Exception)):
             raise error
@@ -56,8 +56,8 @@ class Grammar:
     """A compiled grammar, which never changes. `error` says why it cannot be used; empty if it can."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, tokenizer_failure: TokenizerFailure) -> None:
-        """Compile `source`, and compute the mask of the first token, which is the slowest one. `tokenizer_failure` is
-        where the tokenizer keeps what it raises. Raises that.
+        """Compile `source`, and compute the mask of the first token, which is the slowest one. The
+        exception that the tokenizer keeps in `tokenizer_failure`, if any, is raised.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -115,18 +115,18 @@ class Matcher:
 
     @property
     def forced_tokens(self) -> Sequence[int]:
-        """The next tokens where the grammar leaves one text only: the keys of an object, and what is between them.
-        They are the tokens that the tokenizer makes of that text. Often there are none.
+        """The next tokens if the grammar allows only one text, such as the keys of an object; often none. They are the
+        tokens that the tokenizer makes of that text.
         """
         if self._forced_run is None:
             self._forced_run = self._compute_forced(self.ll_matcher)
         return self._forced_run
 
     def write_masks(self, drafts: Sequence[int], masks: Masks) -> None:
-        """Write the mask of the next token, and one for each token after a draft, as if the drafts before it were
-        accepted. Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for
-        another reason, no token is allowed. A job that comes there asks again without drafts, and meets the error
-        itself.
+        """Write the mask of the next token, and one of the token after each draft, as if all drafts up to it were
+        accepted. Masks after a draft that the grammar refuses are left unchanged. If the grammar fails for another
+        reason, the masks from there on allow no token: a job that gets there asks again without drafts, and meets the
+        error itself.
         """
         draft_matcher = self.ll_matcher.deep_copy()
         for index, row in enumerate(masks):

@@ -34,8 +34,8 @@ _OWN_RULES = ("additionalProperties", "unevaluatedProperties")
 
 
 def close_where_safe(schema: Any) -> Any:
-    """Close the objects of a schema where that is safe: they get no unnamed properties. What fits the result fits the
-    original, too.
+    """Forbid unnamed properties in the objects of a schema where that is safe. Every value that fits the result fits
+    the original, too.
 
     An object stays as it is if it says itself whether it may have other properties, if it has no `properties`, or if
     they are named in several places (`allOf` and the like), each of which would forbid those of the others. So do
@@ -118,14 +118,14 @@ class _OpenNodes:
     def _contained_schemas(self, group: list[Any]) -> list[Schema]:
         """Return the schemas of a group, and all that they contain or refer to."""
 
-        def next_of(node: Schema) -> list[Any]:
+        def get_successors(node: Schema) -> list[Any]:
             return (
                 [*_subschemas(node), resolve_pointer(node["$ref"], self._root)]
                 if "$ref" in node
                 else list(_subschemas(node))
             )
 
-        return self._reachable(group, next_of)
+        return self._reachable(group, get_successors)
 
     @staticmethod
     def _reachable(group: list[Any], get_successors: Any) -> list[Schema]:
@@ -247,7 +247,7 @@ def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
 
 
 def _has_open_object(schema: Mapping[str, Any]) -> bool:
-    """Return whether an object has properties with schemas of their own, and may have others."""
+    """Return whether a schema has an object with named properties that may have others, too."""
     stack: list[Any] = [schema]
     while stack:
         part = stack.pop()
@@ -306,7 +306,7 @@ def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
 
 
 def _significant_digits(number: int | float) -> int:
-    """Return a number's digits as an integer: 0.0120 has 12, as has 1,200. 1 for 0, infinity and NaN."""
+    """Return a number's significant digits as an integer: 12 for 0.0120 and for 1,200; 1 for 0, infinity and NaN."""
     decimal_value = Decimal(repr(number))
     if not decimal_value.is_finite() or not decimal_value:
         return 1

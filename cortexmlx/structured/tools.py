@@ -268,20 +268,20 @@ MAX_DIGITS = 400
 """Digits of an integer that a client sends, at most. Python takes long for longer ones, and lets no thread run then."""
 
 
-def load_sent_json(text: str) -> Any:
-    """Parse JSON that a client sends. Other threads can run meanwhile, since Python functions read the numbers.
+def load_client_json(text: str) -> Any:
+    """Parse JSON from a client. Numbers are read by Python functions, so that other threads can run meanwhile.
     Raises ValueError, also for an integer of more than MAX_DIGITS digits, and RecursionError.
     """
     return _SENT_DECODER.decode(text)
 
 
-def _parse_sent_integer(digits: str) -> int:
+def _parse_client_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
     return int(digits)
 
 
-_SENT_DECODER = json.JSONDecoder(parse_int=_parse_sent_integer, parse_float=lambda digits: float(digits))
+_SENT_DECODER = json.JSONDecoder(parse_int=_parse_client_integer, parse_float=lambda digits: float(digits))
 
 
 def result_message(call: ToolCall, text: str) -> Mapping[str, object]:

@@ -36,20 +36,20 @@ _NOT_GLOBAL = [ipaddress.ip_network(each) for each in (*_NAT64, *_OLD)]
 
 
 class ImagesElsewhere:
-    """Reads images from `hosts`, and from files in the folder `root`; None: from no file.
+    """Reads images that a request only names: from the web `hosts`, and, if `root` is given, from files in that folder.
 
     A host is `example.com` or `example.com:8443`, which are asked by https, or begins with `http://`. One whose name
     stands for an address of this machine or of a private network is not asked: list the address itself.
     """
 
     def __init__(self, hosts: Iterable[str] = (), root: Path | None = None) -> None:
-        """Raises InvalidRequest for what is no host."""
+        """Raises InvalidRequest if one of the `hosts` is not a valid host."""
         self._root = root
         self._hosts = {_origin(each if "://" in each else f"https://{each}") for each in hosts}
         self._fetching = threading.BoundedSemaphore(MAX_FETCHES)
 
     def read(self, name: str) -> bytes:
-        """Return the file that a URL or a path names. Raises InvalidRequest."""
+        """Return the bytes of the file at a URL or a path. Raises InvalidRequest."""
         if re.match("(?i)https?://", name):
             return self._fetch(name)
         if self._root is None:
@@ -74,17 +74,17 @@ class ImagesElsewhere:
             raise InvalidRequest("the image's URL cannot be read") from None
         if origin not in self._hosts:
             raise InvalidRequest(
-                f"the image is at {_text_of(*origin)}, which is not listed: send its bytes, or have whoever runs this "
-                "list it with --fetch-images"
+                f"the image is at {_origin_text(*origin)}, which is not listed: send its bytes, or have whoever runs "
+                "this list it with --fetch-images"
             )
         if not self._fetching.acquire(timeout=FETCH_SECONDS):
             raise InvalidRequest(f"the image was not fetched: {MAX_FETCHES} others are, and none ended in time")
         try:
-            return _get(parts, *origin)
+            return _request_body(parts, *origin)
         except InvalidRequest:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a closed socket, a bad header
-            raise InvalidRequest(f"the image was not fetched from {_text_of(*origin)}: {one_line(error)}") from None
+            raise InvalidRequest(f"the image was not fetched from {_origin_text(*origin)}: {one_line(error)}") from None
         finally:
             self._fetching.release()
 
@@ -101,15 +101,15 @@ def _origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, host, port
 
 
-def _text_of(scheme: str, host: str, port: int) -> str:
+def _origin_text(scheme: str, host: str, port: int) -> str:
     text = "".join(each if each.isprintable() else "?" for each in host[:200])  # a log may be on a terminal
     return f"{scheme}://{f'[{text}]' if ':' in text else text}:{port}"
 
 
-def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
-    """Return the body of a URL. Raises OSError, HTTPException and InvalidRequest."""
+def _request_body(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
+    """Request a URL and return the reply's body. Raises OSError, HTTPException and InvalidRequest."""
     end = time.monotonic() + FETCH_SECONDS
-    address = _address_of(host, port, end)  # what is checked is what is asked, whatever the name stands for later
+    address = _find_address(host, port, end)  # what is checked is what is asked, whatever the name stands for later
     connection = http.client.HTTPConnection(host, port)
     connection.sock = sock = socket.create_connection((address, port), timeout=max(end - time.monotonic(), 0.01))
     sock.settimeout(max(end - time.monotonic(), 0.01))
@@ -141,8 +141,8 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _address_of(host: str, port: int, end: float) -> str:
-    """Return a public address on the internet that a host has, or the host if it is an address itself."""
+def _find_address(host: str, port: int, end: float) -> str:
+    """Look up a host's name until the time `end`, and return a public IP address. Return an IP address unchanged."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     answer = Future[list[Any]]()

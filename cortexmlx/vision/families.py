@@ -29,14 +29,14 @@ class Family:
     """Whether the chat template writes one image and one text in this order, however they came."""
     trims_texts: bool = False
     """Whether the chat template trims each text beside an image."""
-    sees_both_ways: Callable[[Mapping[str, Any]], BothWays] = lambda config: BothWays.NOWHERE
+    both_ways_layers: Callable[[Mapping[str, Any]], BothWays] = lambda config: BothWays.NOWHERE
     """Returns in which layers a token of an image sees the image's later tokens, from config.json."""
 
     def make_reader(self, loaded: Any, tower: Tower, step_tokens: int) -> ImageReader:
-        """Return what reads images for a loaded model with this tower. `step_tokens` tokens of prompts fit into a step.
+        """Return the reader of images for a loaded model with this tower. A step holds `step_tokens` tokens of prompts.
         Raises ModelUnsupported, and what `ImageProcessor` raises.
         """
-        both_ways, max_tokens = self.sees_both_ways(loaded.config), MAX_TOKENS
+        both_ways, max_tokens = self.both_ways_layers(loaded.config), MAX_TOKENS
         if both_ways is not BothWays.NOWHERE:  # an image's tokens are computed in one step
             max_tokens = min(max_tokens, step_tokens)
         placeholder = loaded.config.get("image_token_id", loaded.config.get("image_token_index"))
@@ -66,7 +66,7 @@ class Family:
         )
 
 
-_GEMMA = Family(gemma.read_tower, ("<|image>", "<image|>"), trims_texts=True, sees_both_ways=gemma.sees_both_ways)
+_GEMMA = Family(gemma.read_tower, ("<|image>", "<image|>"), trims_texts=True, both_ways_layers=gemma.both_ways_layers)
 
 FAMILIES = {
     "gemma4": _GEMMA,

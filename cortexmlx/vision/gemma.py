@@ -66,10 +66,10 @@ def read_tower(
     return tower
 
 
-def sees_both_ways(config: Mapping[str, Any]) -> BothWays:
-    """Return in which layers of the language model an image's tokens see its later ones: in all of Gemma 3, in those
-    with a window in the larger models of Gemma 4, in none of the smaller ones. So it is in transformers
-    (`create_masks_for_vision_model` of each, by which it generates) and vLLM; mlx-vlm shows Gemma 4's in all layers.
+def both_ways_layers(config: Mapping[str, Any]) -> BothWays:
+    """Return the layers of the language model in which an image's tokens attend to its later ones, too: all in Gemma 3,
+    those with a window in larger models of Gemma 4, none in smaller ones. So it is in transformers
+    (`create_masks_for_vision_model` of each, by which it generates) and vLLM; mlx-vlm does it in all layers of Gemma 4.
     """
     if config.get("model_type") == "gemma3":
         return BothWays.EVERYWHERE
@@ -78,14 +78,14 @@ def sees_both_ways(config: Mapping[str, Any]) -> BothWays:
 
 
 class Gemma4Tower(Tower):
-    """Gemma 4's tower. An image has any number of rows and columns of patches that fills whole tokens."""
+    """Gemma 4's vision tower. Images have various sizes: any rows and columns of patches that fill whole tokens."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         vision, width = config["vision_config"], _text_width(config)
         sizes = _read_sizes(vision, _SIZES_4)
         rope = vision.get("rope_parameters") or {}
-        _refuse_others(
+        _check_supported(
             vision,
             num_key_value_heads=sizes["num_key_value_heads"] == sizes["num_attention_heads"],
             head_dim=sizes["head_dim"] % 4 == 0,
@@ -112,12 +112,12 @@ class Gemma4Tower(Tower):
         _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
 
-        def place(patches: mx.array, row: mx.array, column: mx.array) -> Any:
+        def embed_patches(patches: mx.array, row: mx.array, column: mx.array) -> Any:
             hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
             return hidden + table[0, column] + table[1, row]
 
         weights = count_weights(self.patch_embedder)
-        hidden = yield from in_pieces(place, weights, patches, mx.array(row), mx.array(column))
+        hidden = yield from in_pieces(embed_patches, weights, patches, mx.array(row), mx.array(column))
         quarter = self._dim // 4
         rates = self._theta ** (-np.arange(quarter) / quarter)
         turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
@@ -131,11 +131,11 @@ class Gemma4Tower(Tower):
         pooled = _pool(hidden, grid[2], self._pool).astype(mx.float32) * hidden.shape[1] ** 0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
-        return (yield from _embed(self.embed_vision, pooled.astype(hidden.dtype), self._eps, self._scale))
+        return (yield from _project_tokens(self.embed_vision, pooled.astype(hidden.dtype), self._eps, self._scale))
 
 
 class UnifiedTower(Tower):
-    """What Gemma 4's 12B has in place of a tower: it projects each token's pixels, and no token sees another."""
+    """What Gemma 4's 12B has instead of a tower: a projection of each image token's pixels, without attention."""
 
     depth = 0
 
@@ -160,18 +160,18 @@ class UnifiedTower(Tower):
         pixels = cut.reshape(rows * columns, -1).astype(self.pos_embedding.dtype)
         row, column = (mx.array(each) for each in np.indices((rows, columns), np.int32).reshape(2, -1))
 
-        def place(pixels: mx.array, row: mx.array, column: mx.array) -> Any:
+        def embed(pixels: mx.array, row: mx.array, column: mx.array) -> Any:
             hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(pixels)))
             return self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
 
-        return (yield from in_pieces(place, count_weights(self.patch_dense), pixels, row, column)), nothing, nothing
+        return (yield from in_pieces(embed, count_weights(self.patch_dense), pixels, row, column)), nothing, nothing
 
     def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
-        return (yield from _embed(self.embed_vision, hidden, self._eps, self._scale))
+        return (yield from _project_tokens(self.embed_vision, hidden, self._eps, self._scale))
 
 
 class _Block4(Block):
-    """Attention among all patches, and a gated perceptron, each between two norms."""
+    """A block of Gemma 4's tower: attention among all patches and a gated MLP, each with a norm before and after it."""
 
     scale = 1.0
 
@@ -207,7 +207,7 @@ class _Block4(Block):
 
 
 class _BoundedLinear(nn.Module):  # type: ignore[misc]
-    """A linear layer. If it `clips`, inputs and outputs are held within bounds that the checkpoint states."""
+    """A linear layer that, with `clips`, clips its inputs and outputs to bounds from the checkpoint."""
 
     def __init__(self, size: int, out: int, clips: bool) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class _BoundedLinear(nn.Module):  # type: ignore[misc]
 
 def _rotate(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
     """Return heads `[patches, heads, dim]` rotated in float32: the first half by column, the second by row. The two
-    numbers of a pair are a quarter apart.
+    numbers of a rotated pair are `dim / 4` apart.
     """
     first, second = mx.split(heads.astype(mx.float32).reshape(*heads.shape[:2], 2, 2, -1), 2, axis=3)
     first, second = first[..., 0, :], second[..., 0, :]
@@ -235,7 +235,7 @@ def _rotate(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
 
 
 class Gemma3Tower(Tower):
-    """SigLIP's tower with Gemma 3's projector. An image is a square of tokens, and a token one of patches."""
+    """SigLIP's tower with Gemma 3's projector. An image is a square of tokens, and each token a square of patches."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class Gemma3Tower(Tower):
         sizes = _read_sizes(vision, _SIZES_3)
         hidden, self._side = sizes["hidden_size"], sizes["image_size"] // sizes["patch_size"]
         tokens = int(config.get("mm_tokens_per_image", 256) ** 0.5)
-        _refuse_others(
+        _check_supported(
             vision | {"mm_tokens_per_image": config.get("mm_tokens_per_image")},
             num_attention_heads=hidden % sizes["num_attention_heads"] == 0,
             mm_tokens_per_image=0 < tokens <= self._side and self._side % tokens == 0,
@@ -270,11 +270,11 @@ class Gemma3Tower(Tower):
         cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         pixels, nothing = cut.reshape(self._side**2, -1).astype(embed.weight.dtype), mx.zeros(0)
 
-        def place(pixels: mx.array, positions: mx.array) -> Any:
+        def embed_patches(pixels: mx.array, positions: mx.array) -> Any:
             projected = pixels @ embed.weight.flatten(1).T + embed.bias
             return projected + self.embeddings.position_embedding(positions)
 
-        hidden = yield from in_pieces(place, embed.weight.size, pixels, mx.arange(self._side**2))
+        hidden = yield from in_pieces(embed_patches, embed.weight.size, pixels, mx.arange(self._side**2))
         return hidden, nothing, nothing
 
     def block(self, number: int) -> Block:
@@ -285,16 +285,16 @@ class Gemma3Tower(Tower):
         own = self.multi_modal_projector
         weight = own.mm_input_projection_weight
 
-        def project(pooled: mx.array) -> Any:
+        def project_pooled(pooled: mx.array) -> Any:
             seen = mx.fast.rms_norm(pooled, 1 + own.mm_soft_emb_norm.weight, self._eps) @ weight
             return seen / self._scale.astype(weight.dtype)
 
         pooled = _pool(self.post_layernorm(hidden), self._side, self._pool)
-        return (yield from in_pieces(project, weight.size, pooled))
+        return (yield from in_pieces(project_pooled, weight.size, pooled))
 
 
 class _Block3(Block):
-    """Attention among all patches, and a perceptron, each behind a norm."""
+    """A block of Gemma 3's tower: attention among all patches and an MLP, each with a norm before it."""
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
         super().__init__()
@@ -318,8 +318,8 @@ class _Block3(Block):
         return output
 
 
-def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> Pieces:
-    """Return embeddings made of image tokens' states, divided by `scale`: the language model multiplies by it."""
+def _project_tokens(part: nn.Module, states: mx.array, eps: float, scale: float) -> Pieces:
+    """Project the states of image tokens to embeddings, divided by `scale`, by which the language model multiplies."""
     make = lambda states: part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale  # noqa: E731
     return (yield from in_pieces(make, count_weights(part), states))
 
@@ -339,7 +339,7 @@ def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:
 
 
 def _check_patches(patches: mx.array, grid: tuple[int, int, int], unit: int, numbers: int, most: int) -> None:
-    """Raise ValueError if patches do not fit their grid, or the tower."""
+    """Raise ValueError unless patches are `[rows * columns, numbers]`, in multiples of `unit` up to `most` a side."""
     frames, rows, columns = grid
     wanted = rows * columns, numbers
     if frames != 1 or min(grid) < 1 or rows % unit or columns % unit or max(rows, columns) > most:
@@ -349,7 +349,7 @@ def _check_patches(patches: mx.array, grid: tuple[int, int, int], unit: int, num
 
 
 def _text_width(config: Mapping[str, Any]) -> int:
-    """Return how many numbers an embedding of the language model has."""
+    """Return the width of the language model's embeddings."""
     return _read_sizes(config.get("text_config") or {}, {"hidden_size": 0})["hidden_size"]
 
 
@@ -361,12 +361,12 @@ def _read_sizes(stated: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[
     """Return the sizes that a part of config.json states. Raises ModelUnsupported."""
     sizes = {name: stated.get(name, default) for name, default in defaults.items()}
     fits = {name: type(value) is int and 0 < value < 1 << 16 for name, value in sizes.items()}
-    _refuse_others(sizes, **fits)
+    _check_supported(sizes, **fits)
     return sizes
 
 
-def _refuse_others(stated: Mapping[str, Any], **is_known: bool) -> None:
-    """Raise ModelUnsupported for settings of which `is_known` is false, with their `stated` values."""
-    if wrong := [name for name, known in is_known.items() if not known]:
+def _check_supported(stated: Mapping[str, Any], **is_supported: bool) -> None:
+    """Raise ModelUnsupported for the settings whose `is_supported` is false. The message has their `stated` values."""
+    if wrong := [name for name, supported in is_supported.items() if not supported]:
         values = ", ".join(f"{name} {stated.get(name)!r}" for name in wrong)
         raise ModelUnsupported(f"the vision_config in config.json has {values}: no tower with that is known")

@@ -104,7 +104,7 @@ ImageSource: TypeAlias = "bytes | bytearray | memoryview | str | os.PathLike[str
 
 @dataclass(frozen=True)
 class Image:
-    """A decoded image, upright, on white."""
+    """A decoded image, upright, with white in place of transparency."""
 
     pixels: npt.NDArray[np.uint8] = field(repr=False, compare=False)
     """`[height, width, 3]`, RGB, read-only."""
@@ -117,24 +117,24 @@ class Image:
 
     @property
     def width(self) -> int:
-        """Pixels of a row."""
+        """The width in pixels."""
         return int(self.pixels.shape[1])
 
     @property
     def height(self) -> int:
-        """The number of rows."""
+        """The height in pixels."""
         return int(self.pixels.shape[0])
 
 
 def open_image(source: ImageSource) -> Image:
-    """Decode an image: the first frame or page, turned upright by its EXIF data, on white where it is transparent, with
-    8 bits a sample. Colour profiles are not applied, as when models are trained.
+    """Decode an image: its first frame or page, turned upright by its EXIF data, with white in place of transparency
+    and 8 bits a channel. Colour profiles are not applied, as when models are trained.
 
     Raises InvalidRequest for anything that is not a whole PNG, JPEG, WEBP, GIF, BMP or TIFF within the limits above,
     and CortexError without Pillow. Large images take seconds: call it on no thread that others wait for.
     """
     name, picture = _open_picture(source)
-    with _refuse_damaged(name, picture.format):
+    with _translate_decoder_errors(name, picture.format):
         notes = []
         if getattr(picture, "is_animated", False):
             notes.append(
@@ -160,23 +160,23 @@ def read_size(source: ImageSource) -> tuple[int, int]:
     `open_image` raises for a bad header.
     """
     name, picture = _open_picture(source)
-    with _refuse_damaged(name, picture.format):
+    with _translate_decoder_errors(name, picture.format):
         width, height = picture.size
         return (height, width) if _orientation(picture) >= 5 else (width, height)
 
 
 def _open_picture(source: ImageSource) -> tuple[str, Any]:
-    """Return a name for errors, and a PIL image within the limits whose pixels are not decoded yet."""
+    """Return a name for error messages, and a PIL image within the limits, whose pixels are not decoded yet."""
     if isinstance(source, _import_pillow().Image):
         name, picture = "the PIL image", source
     else:
         name, data = read_file(source)
-        kind = _format_of(name, data)
+        kind = _detect_format(name, data)
         module = importlib.import_module(f"PIL.{_FORMATS[kind][0]}ImagePlugin")
-        with _refuse_damaged(name, kind):
-            _check_parts(name, kind, data)
+        with _translate_decoder_errors(name, kind):
+            _check_part_count(name, kind, data)
             picture = getattr(module, f"{_FORMATS[kind][0]}ImageFile")(io.BytesIO(data))
-    with _refuse_damaged(name, picture.format):
+    with _translate_decoder_errors(name, picture.format):
         width, height = picture.size
         if any(tile[0] == "bmp_rle" for tile in getattr(picture, "tile", ())):
             # Pillow decodes these in Python, pixel by pixel: 24 s for a file of 5 KB.
@@ -196,8 +196,8 @@ def _open_picture(source: ImageSource) -> tuple[str, Any]:
 
 
 def _import_pillow() -> Any:
-    """Return the module PIL.Image. Before version 13, 300 EXIF tags in a PNG of 10 MB took 3 GB of memory, and comments
-    of 20 MB in a GIF took 22 seconds.
+    """Import and return PIL.Image. Raises CortexError without Pillow 13: with older ones, 300 EXIF tags in a PNG of
+    10 MB took 3 GB of memory, and comments of 20 MB in a GIF took 22 seconds.
     """
     try:
         import PIL
@@ -212,14 +212,14 @@ def _import_pillow() -> Any:
 
 @cache
 def _silence_libtiff(folder: Path) -> None:
-    """Have the libtiff of Pillow in `folder` print nothing about damaged files: what matters is raised."""
+    """Stop the libtiff of Pillow in `folder` from printing about damaged files: errors are raised anyway."""
     for path in (*folder.parent.glob("pillow.libs/libtiff*"), *folder.glob(".dylibs/libtiff*")):
         with suppress(OSError, AttributeError):
             ctypes.CDLL(str(path)).TIFFSetErrorHandler(None)
 
 
 def read_file(source: ImageSource) -> tuple[str, bytes]:
-    """Return a name for errors, and the bytes of a file."""
+    """Return a name of the image for error messages, and the bytes of its file. Raises InvalidRequest."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         name, size = "the image", memoryview(source).nbytes
         data = bytes(source) if size <= MAX_FILE_BYTES else b""
@@ -255,8 +255,8 @@ def read_file(source: ImageSource) -> tuple[str, bytes]:
     return name, data
 
 
-def _format_of(name: str, data: bytes) -> str:
-    """Return the format that a file's first bytes say, whatever its name. Raises InvalidRequest for an unknown one."""
+def _detect_format(name: str, data: bytes) -> str:
+    """Return a file's format by its first bytes, such as "PNG". `name` is for errors. Raises InvalidRequest."""
     for kind, (_, beginning) in _FORMATS.items():
         if re.match(beginning, data, re.DOTALL):
             return kind
@@ -278,8 +278,8 @@ def _format_of(name: str, data: bytes) -> str:
 
 
 @contextmanager
-def _refuse_damaged(name: str, kind: str | None) -> Iterator[None]:
-    """Raise InvalidRequest for whatever a decoder raises. Pillow documents no list, and files are made to find more."""
+def _translate_decoder_errors(name: str, kind: str | None) -> Iterator[None]:
+    """Context: turn any error of a decoder into InvalidRequest. Pillow has no list of what hostile files can raise."""
     try:
         yield
     except CortexError:
@@ -295,8 +295,8 @@ def _refuse_damaged(name: str, kind: str | None) -> Iterator[None]:
         ) from None
 
 
-def _check_parts(name: str, kind: str, data: bytes) -> None:
-    """Raise InvalidRequest for small files that take minutes: of too many parts, or of too many scans."""
+def _check_part_count(name: str, kind: str, data: bytes) -> None:
+    """Raise InvalidRequest for a JPEG or PNG with so many parts or scans that even a small file takes minutes."""
     parts = scans = 0
     if kind == "JPEG":
         at = 2
@@ -316,7 +316,7 @@ def _check_parts(name: str, kind: str, data: bytes) -> None:
 
 
 def _orientation(picture: Any) -> int:
-    """Return EXIF's Orientation, 1 if there is none. EXIF data that cannot be read turn nothing, as in browsers."""
+    """Return EXIF's Orientation; 1 (upright) if there is none, or if it cannot be read, as in browsers."""
     try:
         # Pillow turns TIFF files itself. The method of the class, as that of PNG decodes all pixels first.
         value = 1 if picture.format == "TIFF" else _import_pillow().Image.getexif(picture).get(0x0112)
@@ -346,7 +346,7 @@ def _rgb_pixels(picture: Any) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """What a vision tower reads of an image."""
+    """The input of a vision tower for one image: patches, their grid, and the number of tokens."""
 
     patches: npt.NDArray[np.float32]
     """`[t * h * w, values of a patch]`, normalized, in the order of the family's tower."""
@@ -373,20 +373,20 @@ class _PatchMaker(Protocol):
     """How many patches a token is wide and high."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
-        """Read the settings of a model's folder. No image shall have more than `max_tokens` tokens, if that can be."""
+        """Set up with a folder's `settings`. Images get at most `max_tokens` tokens if the family resizes them."""
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
-        """Return the grid of an image of so many pixels."""
+    def compute_grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """Return the grid of patches (frames, rows, columns) for an image of this size in pixels."""
 
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
         """Return the number of tokens of an image with this grid."""
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """Return the patches of pixels `[height, width, 3]`."""
+    def make_patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Resize pixels `[height, width, 3]`, and return their patches `[count, numbers]`."""
 
 
 class _Qwen2VL:
-    """Qwen2-VL and later, Qwen3-VL, Qwen3.5 and later: the image's own size in whole groups of merged patches."""
+    """Qwen2-VL and later, Qwen3-VL, Qwen3.5 and later: the image's own size, rounded to whole tokens."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
@@ -399,21 +399,21 @@ class _Qwen2VL:
             # Small images are enlarged to `least`, rounded up: by far less than to four times as many pixels.
             self._least = min(self._least, self._most // 4)
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def compute_grid(self, width: int, height: int) -> tuple[int, int, int]:
         height, width = self._resize(height, width, self._side, self._least, self._most)
         return 1, height // self._patch, width // self._patch
 
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
         return grid[0] * grid[1] * grid[2] // self.merge**2
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def make_patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         size = {"shortest_edge": self._least, "longest_edge": self._most}
         made = self._processor(pixels, size=size, input_data_format="channels_last")
         return np.asarray(made["pixel_values"], np.float32)
 
 
 class _Gemma4:
-    """Gemma 4: as many pixels as a budget of tokens allows, in whole groups of pooled patches."""
+    """Gemma 4: the image is resized to fill a budget of tokens, keeping its aspect ratio."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.gemma4.image_processing_pil_gemma4")
@@ -423,7 +423,7 @@ class _Gemma4:
         budgets = [each for each in (70, 140, 280, 560, 1120) if each <= min(own, max_tokens or own)]
         self._tokens = max(budgets, default=min(own, 70))
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def compute_grid(self, width: int, height: int) -> tuple[int, int, int]:
         patches = self._tokens * self.merge**2
         height, width = self._module.get_aspect_ratio_preserving_size(height, width, self._patch, patches, self.merge)
         return 1, height // self._patch, width // self._patch
@@ -431,7 +431,7 @@ class _Gemma4:
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
         return grid[1] * grid[2] // self.merge**2
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def make_patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         made = self._processor(pixels, max_soft_tokens=self._tokens, input_data_format="channels_last")
         used = int(made["num_soft_tokens_per_image"][0]) * self.merge**2
         return np.asarray(made["pixel_values"][0][:used], np.float32)
@@ -450,13 +450,13 @@ class _Gemma3:
         module = importlib.import_module("transformers.models.gemma3.image_processing_pil_gemma3")
         self._processor = module.Gemma3ImageProcessorPil(**(own | {"do_pan_and_scan": False}))
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def compute_grid(self, width: int, height: int) -> tuple[int, int, int]:
         return 1, self._side, self._side
 
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
         return grid[1] * grid[2]
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def make_patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         made = self._processor(pixels, input_data_format="channels_last")
         image, side = np.asarray(made["pixel_values"][0], np.float32), self._side
         size = image.shape[1] // side
@@ -464,7 +464,7 @@ class _Gemma3:
 
 
 class _Pixtral:
-    """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller; each row of tokens has an end."""
+    """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller. One more token ends each row."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
@@ -478,7 +478,7 @@ class _Pixtral:
             columns = max((math.isqrt(4 * max_tokens + 1) - 1) // 2, 1)  # and as many rows
             self._size = {name: min(limit, columns * self._side) for name, limit in self._size.items()}
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def compute_grid(self, width: int, height: int) -> tuple[int, int, int]:
         height, width = self._module.get_resize_output_image_size(
             np.broadcast_to(np.uint8(0), (height, width, 3)),
             (self._size["height"], self._size["width"]),
@@ -493,7 +493,7 @@ class _Pixtral:
         rows, columns = grid[1] // self.merge, grid[2] // self.merge
         return rows * (columns + 1)
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def make_patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         side, patch = {"height": self._side, "width": self._side}, self._patch
         made = self._processor(pixels, size=self._size, patch_size=side, input_data_format="channels_last")
         image = np.asarray(made["pixel_values"][0], np.float32)
@@ -541,7 +541,7 @@ class ImageProcessor:
         try:
             self._family = family(settings, max_tokens)
             self.count_tokens(640, 480)
-            self._family.patches(np.zeros((64, 64, 3), np.uint8))
+            self._family.make_patches(np.zeros((64, 64, 3), np.uint8))
         except InvalidRequest as error:
             raise ModelUnsupported(f"its images do not become small enough: {error}") from None
         except Exception as error:
@@ -559,25 +559,25 @@ class ImageProcessor:
         """Return the number of tokens of an image of so many pixels, as `read_size` gives them. Raises InvalidRequest
         for sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
         """
-        return self._family.count_tokens(self._grid(width, height))
+        return self._family.count_tokens(self._compute_checked_grid(width, height))
 
     @property
     def largest_grid(self) -> tuple[int, int, int]:
         """The grid of the images with the most patches: large squares."""
-        return self._family.grid(math.isqrt(MAX_PIXELS), math.isqrt(MAX_PIXELS))
+        return self._family.compute_grid(math.isqrt(MAX_PIXELS), math.isqrt(MAX_PIXELS))
 
     def make_patches(self, image: Image) -> ImagePatches:
         """Return an image's patches, grid and tokens. Raises InvalidRequest as `count_tokens` does."""
-        grid = self._grid(image.width, image.height)
-        patches = self._family.patches(image.pixels)
+        grid = self._compute_checked_grid(image.width, image.height)
+        patches = self._family.make_patches(image.pixels)
         if len(patches) != grid[0] * grid[1] * grid[2]:
             raise ModelUnsupported(f"the image processor made {len(patches):,} patches for a grid of {grid}.")
         digest = hashlib.sha256(image.digest + self.digest).digest()
         return ImagePatches(patches, grid, self._family.count_tokens(grid), self._family.merge, digest)
 
-    def _grid(self, width: int, height: int) -> tuple[int, int, int]:
+    def _compute_checked_grid(self, width: int, height: int) -> tuple[int, int, int]:
         try:
-            grid = self._family.grid(width, height)
+            grid = self._family.compute_grid(width, height)
         except ValueError as error:
             raise InvalidRequest(
                 f"this model does not take an image of {width:,} x {height:,} pixels: {one_line(error)}. Crop it."
@@ -592,7 +592,7 @@ class ImageProcessor:
 
 
 def _tower_sizes(folder: Path) -> dict[str, Any]:
-    """Return the sides of a patch of Pixtral's tower in pixels, and of a token in patches."""
+    """Return Pixtral's `patch_size` (pixels a side) and `spatial_merge_size` (patches a side of a token)."""
     config = read_json_object(folder / "config.json")
     vision = config.get("vision_config")
     patch = vision.get("patch_size", 16) if isinstance(vision, dict) else 16

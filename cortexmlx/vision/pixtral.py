@@ -32,8 +32,8 @@ _ACTIVATIONS = {"silu": nn.silu, "gelu": nn.gelu}
 
 @dataclass(frozen=True)
 class PixtralConfig:
-    """The sizes of a tower, under the names of config.json's `vision_config`, which leaves out the usual ones; and of
-    its projector, under the names of config.json.
+    """The sizes of a tower and of its projector, named as in config.json's `vision_config` and in config.json itself.
+    The defaults are those of settings that `vision_config` may leave out.
 
     A patch is `patch_size` pixels wide and high. A token is `spatial_merge_size` patches wide and high; 0: the
     projector has no merger, and a token is a patch. `out_hidden_size` is the width of the language model, and
@@ -87,7 +87,7 @@ class PixtralConfig:
 
 
 class PixtralTower(Tower):
-    """The tower with its projector."""
+    """Pixtral's vision tower with its projector."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class PixtralTower(Tower):
         rates = self.config.rope_theta ** (-np.arange(half) / half)
         angles = np.concatenate([row * rates[::2], column * rates[1::2]], axis=1).astype(np.float32)
         turns = mx.array(angles[:, None])
-        place = lambda patches: self.ln_pre(patches.astype(weight.dtype) @ weight.T)  # noqa: E731
-        hidden = yield from in_pieces(place, weight.size, patches)  # patches do not overlap: a product
+        embed_patches = lambda patches: self.ln_pre(patches.astype(weight.dtype) @ weight.T)  # noqa: E731
+        hidden = yield from in_pieces(embed_patches, weight.size, patches)  # patches do not overlap: a product
         return hidden, mx.cos(turns), mx.sin(turns)
 
     def block(self, number: int) -> Block:
@@ -125,7 +125,7 @@ class PixtralTower(Tower):
         return block
 
     def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
-        """As `Tower.finish`. Behind each row of tokens are zeros, where the text has a token that ends the row."""
+        """As `Tower.finish`. After each row of features come zeros, for the token in the text that ends the row."""
         merge, projector = max(self.config.spatial_merge_size, 1), self.multi_modal_projector
         rows, columns = grid[1] // merge, grid[2] // merge
         joined = hidden.reshape(rows, merge, columns, merge, -1).transpose(0, 2, 1, 3, 4)
@@ -135,7 +135,7 @@ class PixtralTower(Tower):
 
 
 class _Block(Block):
-    """Attention among the patches, and a gated perceptron, each behind a norm."""
+    """A block of the tower: attention among the patches and a gated MLP, each with a norm before it."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Block(Block):
 
 
 class _Projector(nn.Module):  # type: ignore[misc]
-    """Joins the neighbouring patches of a token, if it has a merger, and makes them as wide as the language model."""
+    """Merges the neighbouring patches of a token, if there is a merger, and projects to the language model's width."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ class TowerConfig:
 
 
 class VisionTower(Tower):
-    """The tower of all these models."""
+    """The vision tower of Qwen's models."""
 
     turns_by_axes = True
 
@@ -119,10 +119,10 @@ class VisionTower(Tower):
         positions = self._interpolate_positions(rows, columns)[mx.array(row), mx.array(column)]
         positions = mx.tile(positions.astype(weight.dtype), (frames, 1))
 
-        def place(patches: mx.array, positions: mx.array) -> Any:
+        def embed_patches(patches: mx.array, positions: mx.array) -> Any:
             return patches.astype(weight.dtype) @ weight.T + embed.bias + positions
 
-        hidden = yield from in_pieces(place, weight.size, patches, positions)
+        hidden = yield from in_pieces(embed_patches, weight.size, patches, positions)
         quarter = self.config.hidden_size // self.config.num_heads // 4
         rates = _THETA ** (-np.arange(quarter) / quarter)
         angles = np.concatenate([row[:, None] * rates, column[:, None] * rates], axis=1).astype(np.float32)
@@ -142,7 +142,7 @@ class VisionTower(Tower):
         return (yield from in_pieces(merger, count_weights(merger), joined))
 
     def _interpolate_positions(self, rows: int, columns: int) -> mx.array:
-        """Return the learned positions, stretched from corner to corner: `[rows, columns, hidden]` float32."""
+        """Return the learned positions, interpolated from corner to corner: `[rows, columns, hidden]` float32."""
         side = math.isqrt(self.config.num_position_embeddings)
         grid: mx.array = self.pos_embed(mx.arange(side * side)).astype(mx.float32).reshape(side, side, -1)
         for axis, size in enumerate((rows, columns)):
@@ -156,7 +156,7 @@ class VisionTower(Tower):
 
 
 class _Block(Block):
-    """Attention among the patches of a frame, and a perceptron, each behind a norm."""
+    """A block of the tower: attention among the patches of a frame and an MLP, each with a norm before it."""
 
     def __init__(self, config: TowerConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Block(Block):
         self.norm2 = nn.LayerNorm(size, eps=1e-6)
         self._heads, self.attn = config.num_heads, nn.Module()
         self.attn.qkv, self.attn.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
-        self.mlp = _Perceptron(size, config.intermediate_size, size, nn.gelu_approx)
+        self.mlp = _MLP(size, config.intermediate_size, size, nn.gelu_approx)
 
     def project(self, hidden: mx.array, cosine: mx.array, sine: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         patches, size = hidden.shape
@@ -180,7 +180,7 @@ class _Block(Block):
         return output
 
 
-class _Perceptron(nn.Module):  # type: ignore[misc]
+class _MLP(nn.Module):  # type: ignore[misc]
     def __init__(self, size: int, inner: int, out: int, activate: Callable[[mx.array], mx.array]) -> None:
         super().__init__()
         self._activate = activate
@@ -192,8 +192,8 @@ class _Perceptron(nn.Module):  # type: ignore[misc]
         return output
 
 
-class _Merger(_Perceptron):
-    """Joins the neighbouring patches of a token. A merger of deepstack features has its norm after the joining."""
+class _Merger(_MLP):
+    """Merges the neighbouring patches of a token. A merger of deepstack features joins them first, then normalizes."""
 
     def __init__(self, config: TowerConfig, *, is_norm_after: bool) -> None:
         joined = config.hidden_size * config.spatial_merge_size**2

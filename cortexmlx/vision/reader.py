@@ -34,8 +34,8 @@ OPEN_BYTES = 1 << 30
 
 
 class ImageReader:
-    """Opens images, prepares them as a model's `processor` does, and writes them into texts as marks, which the
-    tokenizer's `encode` replaces by the images' tokens with `split`.
+    """Puts a prompt's images into its tokens: prepares them with `processor`, and writes a mark for each into the text.
+    When the text is tokenized, `split` replaces the marks by the images' tokens.
 
     `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
     the template writes in its place, and `row_ends` are those that end its rows and its last row. `has_axes` says
@@ -77,7 +77,7 @@ class ImageReader:
         self._thread.written = []
 
     def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message with its parts as the model's template writes them, in that order."""
+        """Return a message with its parts in the order and form in which the model's chat template writes them."""
         content = message.get("content")
         if not (self._shows_image_first or self._trims_texts) or not isinstance(content, (list, tuple)):
             return message
@@ -125,8 +125,8 @@ class ImageReader:
         return image
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by its source; if one with the same key is known already, remember that one. Return the
-        remembered one, or `image` itself if there are too many others to remember it.
+        """Remember an image by the hash `source`, or instead a known one with the same key. Return the remembered one,
+        or `image` itself if there is no room to remember it.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
@@ -154,8 +154,8 @@ class ImageReader:
             return [self._by_key[part].tokens if index % 2 else part for index, part in enumerate(parts)]
 
     def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
-        """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest for too many,
-        and for negative tokens of no image.
+        """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest for too many
+        images, and for negative token ids that belong to no image.
         """
         spans = tuple(self._find_spans(tokens))
         if not spans:

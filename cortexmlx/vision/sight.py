@@ -19,7 +19,7 @@ import numpy as np
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.images import FeaturePiece, PreparedImage
 from cortexmlx.vision.qwen import rotate
-from cortexmlx.vision.towers import Pieces, Tower, run
+from cortexmlx.vision.towers import Pieces, Tower, run_pieces
 
 FEATURE_BYTES = 64 << 20
 """Features of so many bytes are kept, the latest used ones. Others are computed again before they are needed."""
@@ -27,7 +27,7 @@ FEATURE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Features:
-    """What a tower makes of an image."""
+    """A vision tower's output for one image."""
 
     tokens: mx.array
     """`[tokens, h]`: they take the place of its tokens' embeddings."""
@@ -36,12 +36,12 @@ class Features:
 
     @property
     def nbytes(self) -> int:
-        """Their bytes."""
+        """Bytes of all features."""
         return sum(array.nbytes for array in (self.tokens, *self.deep))
 
 
 class Sight:
-    """The vision tower of a loaded model, and the features of the images that it has seen last."""
+    """Runs the vision tower of a loaded model, and caches the features of the latest images."""
 
     def __init__(self, tower: Tower, model: nn.Module) -> None:
         self.tower = tower
@@ -63,9 +63,9 @@ class Sight:
 
     # -- features -----------------------------------------------------------------------------------------------------
 
-    def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
-        """Have the next calls of `advance` compute features of images, as many as are kept together. Return the last
-        image to wait for; None if all are there. Features that are there stay until the next call of `advance`.
+    def request_features(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
+        """Have the next calls of `advance` compute the features of `images`, as far as the cache holds them together.
+        Return the last image to wait for; None if all are cached. Those stay cached until the next call of `advance`.
         """
         wanted, size = dict[bytes, PreparedImage](), 0
         for image in images:
@@ -82,13 +82,13 @@ class Sight:
 
     @property
     def current_image(self) -> PreparedImage | None:
-        """The image that `advance` goes on with; None if none waits."""
+        """The image that `advance` continues with; None if no image waits."""
         return self._waiting[0] if self._waiting else None
 
     def advance(self, seconds: float | None) -> None:
-        """Run the tower further on the image that waits longest: one piece or more until `seconds` are over; None: to
-        the end. An image is not begun while that would drop features that were wanted since the last call. Raises
-        what MLX raises without memory; then that image waits no more.
+        """Run the tower on the image that waits longest: at least one piece, and more until `seconds` are over, or to
+        the end if None. An image is not begun if its features would evict some that were requested since the last
+        call. If MLX lacks memory, its error is raised, and the image waits no more.
         """
         image, until = self.current_image, None if seconds is None else time.perf_counter() + seconds
         needed, self._needed = self._needed, set()
@@ -101,27 +101,27 @@ class Sight:
                 return
         try:
             self._pieces = self._pieces or self.tower.see(mx.array(image.patches), image.grid)
-            features = run(self._pieces, until)
+            features = run_pieces(self._pieces, until)
             if features is None:
                 return
-            self._keep(image, Features(*features))
+            self._cache_features(image, Features(*features))
         except BaseException:
-            self._end_first()
+            self._drop_current()
             raise
-        self._end_first()
+        self._drop_current()
 
-    def _end_first(self) -> None:
-        """Drop the first image that waits, so that the next one is current."""
+    def _drop_current(self) -> None:
+        """Remove the current image from those that wait, so that the next one is current."""
         self._pieces = None
         self._waiting.popleft()
 
     def forget(self) -> None:
-        """Forget the images that wait, because the engine begins anew."""
+        """Forget the waiting images: their requests have ended, or the engine starts over after an error."""
         self._waiting.clear()
         self._pieces = None
 
-    def _keep(self, image: PreparedImage, features: Features) -> None:
-        """Keep an image's features, and drop those that were used longest ago."""
+    def _cache_features(self, image: PreparedImage, features: Features) -> None:
+        """Cache an image's features, and evict the least recently used ones."""
         self._features[image.key] = features
         while len(self._features) > 1 and self.nbytes > FEATURE_BYTES:
             self._features.popitem(last=False)
@@ -156,8 +156,8 @@ class Sight:
 
 
 class StepImages:
-    """What layers of the text part do differently in a step with tokens of images: rotary positions have three axes,
-    and the first layers' outputs get features of the tower's inner layers (`deep` `[T, 1, h]` each).
+    """Changes layers of the language model for steps with image tokens: they rotate by three axes, and `deep` features
+    of the tower's inner layers, `[T, 1, h]` each, are added to the first layers' outputs.
     """
 
     def __init__(self) -> None:
@@ -166,13 +166,13 @@ class StepImages:
         self.deep: list[mx.array] = []
 
     def begin(self, positions: mx.array, axes: IntArray | None) -> None:
-        """Begin a step. A rotary module that is given this very array `positions` `[T]` is one of this step's."""
+        """Begin a step. Rotary modules use `axes` when they are called with this very array `positions` `[T]`."""
         self._positions = positions
         self._axes = None if axes is None else mx.array(np.ascontiguousarray(axes))
         self.deep = []
 
     def install(self, model: nn.Module, tower: Tower, more_layers: Sequence[nn.Module]) -> None:
-        """Have the rotary modules and the first layers of a model use this object. The model's class stays as it is."""
+        """Give the rotary modules and the first layers of a model subclasses that use this object."""
         if not tower.turns_by_axes:
             return
         args = model.language_model.args
@@ -189,21 +189,21 @@ class StepImages:
     def _make_rope(self, kind: Any, sections: Any) -> Any:
         """Return a subclass of a rotary module class that rotates by three axes in a step that has them."""
 
-        class ThreeAxes(kind):  # type: ignore[misc]
+        class RopeWithAxes(kind):  # type: ignore[misc]
             def __call__(module, x: mx.array, offset: Any = 0) -> mx.array:
                 if self._axes is not None and offset is self._positions:
                     return rotate(x, self._axes, sections, module.dims, super().__call__)
                 out: mx.array = super().__call__(x, offset=offset)
                 return out
 
-        return ThreeAxes
+        return RopeWithAxes
 
     def _make_layer(self, kind: Any, index: int) -> Any:
-        """Return a subclass of a layer class whose output gets features of images."""
+        """Return a subclass of a layer class that adds the deep features `index` to its output."""
 
-        class Deep(kind):  # type: ignore[misc]
+        class LayerWithDeep(kind):  # type: ignore[misc]
             def __call__(module, *inputs: Any, **options: Any) -> mx.array:
                 out: mx.array = super().__call__(*inputs, **options)
                 return out + self.deep[index] if index < len(self.deep) else out
 
-        return Deep
+        return LayerWithDeep

@@ -37,7 +37,7 @@ EVALUATE: ContextVar[Callable[[list[Any]], object]] = ContextVar("EVALUATE", def
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A block of a tower. Patches meet in its attention only, so it can be computed in pieces."""
+    """A transformer block of a tower, computed in pieces of patches around the attention."""
 
     scale: float | None = None
     """The factor of products of queries and keys; None: `dim ** -0.5`."""
@@ -49,7 +49,7 @@ class Block(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
-        """Return the next states of some patches, from theirs and what attention gave, `[patches, heads * dim]`."""
+        """Return the block's output of some patches, from its input and attention's output `[patches, heads * dim]`."""
         raise NotImplementedError
 
 
@@ -67,9 +67,9 @@ class Tower(nn.Module):  # type: ignore[misc]
     """Whether the language model rotates an image's tokens by frame, row and column."""
 
     def see(self, patches: mx.array, grid: tuple[int, int, int], blocks: Sequence[int] | None = None) -> Pieces:
-        """Look at an image, piece by piece: see `run`. Returns features `[tokens, out_hidden]`, which replace the
-        embeddings of its tokens, and a list of deepstack features of the same shape. The i-th of them is added to the
-        states of these tokens after layer i of the language model.
+        """Compute an image's features in pieces: see `run_pieces`. Returns features `[tokens, out_hidden]`, which
+        replace the embeddings of its tokens, and a list of deepstack features of the same shape. The i-th is added to
+        the states of these tokens after layer i of the language model.
 
         `patches` `[patches, numbers]` are what the processor made of this image. `grid` is its frames, rows and columns
         of patches, which see each other within a frame. `blocks` are those to take it through; None: all. Raises
@@ -79,7 +79,7 @@ class Tower(nn.Module):  # type: ignore[misc]
         del patches
         deep = []
         for number in range(self.depth) if blocks is None else blocks:
-            hidden = yield from self._go_through(self.block(number), hidden, cosine, sine, len(hidden) // grid[0])
+            hidden = yield from self._apply_block(self.block(number), hidden, cosine, sine, len(hidden) // grid[0])
             if (merger := self.deep_merger(number)) is not None:
                 deep.append((yield from self.finish(hidden, grid, merger)))
         return (yield from self.finish(hidden, grid)), deep
@@ -95,15 +95,15 @@ class Tower(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     def deep_merger(self, number: int) -> nn.Module | None:
-        """Return what makes deepstack features behind a block; None if nothing does."""
+        """Return the module that makes deepstack features of a block's output; None if the block has none."""
         return None
 
     def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
-        """Return the features made of states: behind the last block, or by a `merger` of deepstack features."""
+        """Return features from the last block's output, or deepstack features from another one's by its `merger`."""
         raise NotImplementedError
 
-    def _go_through(self, block: Block, hidden: mx.array, cosine: mx.array, sine: mx.array, frame: int) -> Pieces:
-        """Take the states of an image through a block. `frame` is the number of patches in a frame."""
+    def _apply_block(self, block: Block, hidden: mx.array, cosine: mx.array, sine: mx.array, frame: int) -> Pieces:
+        """Apply a block to the states of an image. `frame` is the number of patches in a frame."""
         weights = count_weights(block)
         queries, *others = yield from in_pieces(block.project, weights, hidden, cosine, sine)
         keys, values = (mx.contiguous(each.swapaxes(0, 1)).swapaxes(0, 1) for each in others)  # once
@@ -112,12 +112,12 @@ class Tower(nn.Module):  # type: ignore[misc]
             seen = [each[first : first + frame] for each in (keys, values, queries, hidden)]
             near_keys, near_values, *own = seen
 
-            def see_others(
+            def attend_all(
                 queries: mx.array, hidden: mx.array, keys: mx.array = near_keys, values: mx.array = near_values
             ) -> mx.array:
                 return block.complete(hidden, attend(queries, keys, values, block.scale))
 
-            parts.append((yield from in_pieces(see_others, weights + near_keys.size + near_values.size, *own, dim=dim)))
+            parts.append((yield from in_pieces(attend_all, weights + near_keys.size + near_values.size, *own, dim=dim)))
         return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @property
@@ -127,8 +127,8 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: int = 0) -> Pieces:
-    """Return the result of `make(*arrays)`, an array or a tuple, computed in pieces of some rows: no row needs another.
-    Each row meets so many `numbers`: of weights, and, in attention with heads of `dim`, of keys and values.
+    """Return `make(*arrays)`, an array or a tuple, computed in pieces of some rows: rows do not depend on each other.
+    Each row is multiplied by `numbers` weights, keys and values. `dim` is that of attention's heads; else 0.
     """
     count = max((MAX_FUSED_PRODUCTS if is_fused(dim) else MAX_PRODUCTS) // numbers, 1)
     parts: list[Any] = []
@@ -140,9 +140,9 @@ def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: in
     return joined if len(joined) > 1 else joined[0]
 
 
-def run(pieces: Pieces, until: float | None = None) -> Any:
-    """Compute the next piece, and further ones while they are expected to end before the time `until`: as fast as the
-    piece before. Return what the generator returns; None if pieces are left.
+def run_pieces(pieces: Pieces, until: float | None = None) -> Any:
+    """Compute the next piece, and more pieces as long as each should end before the time `until`, judged by the time of
+    the piece before it. Return the generator's result; None if pieces are left.
     """
     while True:
         begin = time.perf_counter()
@@ -156,13 +156,13 @@ def run(pieces: Pieces, until: float | None = None) -> Any:
 
 
 def count_weights(module: nn.Module) -> int:
-    """Return how many numbers the matrices in a module have."""
+    """Return the number of weights in a module's matrices, counting packed ones as unpacked."""
     parts = (each for each in module.modules() if "weight" in each)
     return sum(each.weight.size * 32 // getattr(each, "bits", 32) for each in parts)
 
 
 def is_fused(dim: int) -> bool:
-    """Return whether MLX's attention has a kernel that stores no scores for heads of `dim` numbers, perhaps padded."""
+    """Return whether MLX has a fused attention kernel, which stores no scores, for heads padded from `dim` numbers."""
     return dim <= FUSED_DIMS[-1] and mx.default_device() != mx.cpu
 
 
@@ -182,8 +182,8 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float | N
 
 
 def rotate_pairs(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
-    """Return heads `[patches, heads, dim]` rotated in float32. The two numbers of a pair are half the dimension apart;
-    the first half of the pairs turns by rows, and the second by columns.
+    """Return heads `[patches, heads, dim]` rotated in float32. The two numbers of a rotated pair are `dim / 2` apart.
+    The first half of the pairs rotates by rows, and the second by columns.
     """
     first, second = mx.split(heads.astype(mx.float32), 2, axis=-1)
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
@@ -199,9 +199,9 @@ def load_tower(
     model_dtype: mx.Dtype,
     keep_packed: bool,
 ) -> Any:
-    """Read the tensors in `folder` whose names begin as `prefix` says, into the tower that `make_tower` makes without
-    weights. Evaluate it on this thread. Return None if there are none, or if config.json says nothing of a tower.
-    `kernel` is the name of its convolution's weights, or None.
+    """Read the tensors in `folder` whose names begin with `prefix` into the tower that `make_tower` builds. Evaluate
+    them on this thread. Return the tower; None without such tensors or without a `vision_config` in config.json.
+    `kernel` is the name of its convolution's weights; None if it has no convolution.
 
     The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not without `keep_packed`.
 

@@ -17,7 +17,7 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.folder import check_folder_config
-from cortexmlx.models.folder_config import note_other_answers, older_settings
+from cortexmlx.models.folder_config import note_other_answers, translate_settings
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
@@ -101,16 +101,16 @@ def test_settings_of_a_language_part_are_read_as_transformers_5_writes_them() ->
     rope = {F: FAR | {"partial_rotary_factor": 0.5}, S: NEAR}
     text = {"rope_parameters": rope, "rope_theta": 7.0, "n": 1, "tie_word_embeddings": False}
     config = {"text_config": text, "tie_word_embeddings": True}
-    within = older_settings(config)["text_config"]
+    within = translate_settings(config)["text_config"]
     assert (within["rope_theta"], within["n"]) == (7.0, 1), "it says this itself"
     assert within["tie_word_embeddings"], "the outer one counts"
     for outer, tensors, tied in ((True, ["lm_head.weight"], False), (False, ["norm.weight"], True), (False, [], False)):
         config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": outer}
-        assert older_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
-    moe = older_settings({"text_config": {"model_type": "qwen3_vl_moe_text", "vocab_size": 9}})
+        assert translate_settings(config, tensors)["text_config"]["tie_word_embeddings"] is tied, tensors
+    moe = translate_settings({"text_config": {"model_type": "qwen3_vl_moe_text", "vocab_size": 9}})
     assert (moe["vocab_size"], moe["text_config"]["norm_topk_prob"]) == (9, True)
     with pytest.raises(ModelUnsupported, match="language part is 'gemma', but mlx-lm"):
-        older_settings({"model_type": "llava", "text_config": {"model_type": "gemma"}})
+        translate_settings({"model_type": "llava", "text_config": {"model_type": "gemma"}})
     assert "partial_rotary_factor" not in within, "it is not of all layers"
 
 
@@ -120,7 +120,7 @@ def test_settings_of_any_type_are_read_or_refused_in_words() -> None:
     for kind, name, value in product(("cohere2", "granitemoehybrid", "olmoe", "mamba2", [1], {}), names, values):
         config = {"model_type": "gemma3", "text_config": {"model_type": kind, name: value, "sliding_window": 8}}
         with suppress(ModelUnsupported):
-            older_settings(config)
+            translate_settings(config)
         note_other_answers(config | {name: value})
 
 

@@ -170,7 +170,7 @@ def test_only_what_a_listed_host_has_is_fetched_and_nobody_waits_for_it(
         assert answer.wait(PATIENCE)
         return b"no image" if "bad" in url.path else PNG
 
-    monkeypatch.setattr(elsewhere, "_get", fetch)
+    monkeypatch.setattr(elsewhere, "_request_body", fetch)
     read = ImagesElsewhere(["pictures.example"]).read
     url = "https://pictures.example/a.png"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "input_image", "image_url": url}]

@@ -313,8 +313,8 @@ def test_images_whose_features_are_not_all_kept_are_answered_about(
     """Those of the first image are dropped before those of the last are there, and computed again, also in pieces."""
     monkeypatch.setattr(sight, "FEATURE_BYTES", 1)
     monkeypatch.setattr(towers, "MAX_PRODUCTS", 50_000)
-    own, pieces = sight.run, list[Any]()
-    monkeypatch.setattr(sight, "run", lambda *given: pieces.append(given[1]) or own(given[0], 0.0))
+    own, pieces = sight.run_pieces, list[Any]()
+    monkeypatch.setattr(sight, "run_pieces", lambda *given: pieces.append(given[1]) or own(given[0], 0.0))
     with Engine(folders["qwen3_vl"], speculate=False) as engine:
         for rounds in (2, 1):  # the second time much of it is cached
             handles = [engine.submit(prompt, **ASKED) for prompt in prompts() * rounds]

@@ -54,7 +54,7 @@ def features(folder: Path) -> list[np.ndarray]:
     assert tower is not None
     for image in (picture(24, 32, 0), picture(64, 16, 1), picture(32, 32, 2)):
         made = ImageProcessor(folder, 512).make_patches(open_image(image))
-        seen, _ = towers.run(tower.see(mx.array(made.patches), made.grid))
+        seen, _ = towers.run_pieces(tower.see(mx.array(made.patches), made.grid))
         found.append(np.array(seen * 8))  # the language model's factor
     return found
 

@@ -108,7 +108,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def find_adapter_file(folder: Path) -> str | None:
-    """Return the name of an adapter's weights file in a model's folder, or None. The model is loaded without it."""
+    """Return the name of an adapter's weights file that lies in a model's folder; None if there is none."""
     return next((name for name in (WEIGHTS_FILE, PEFT_WEIGHTS_FILE) if (folder / name).is_file()), None)
 
 
@@ -118,7 +118,9 @@ def file_changed_error(file: Path) -> ModelCorrupt:
 
 
 def _wait_for_stamp(file: Path) -> FileStamp | None:
-    """Return a file's stamp once it would show a change; None without a file. Raises ModelCorrupt if changes go on."""
+    """Return a file's stamp (None without a file), once it is so old that a further change would alter it. Raises
+    ModelCorrupt if changes go on.
+    """
     for _ in range(_TRIES):
         stamp = _read_stamp(file)
         if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLE_SECONDS:
@@ -276,8 +278,8 @@ def is_peft(config: dict[str, Any]) -> bool:
 
 
 def read_peft_scale(config_file: Path, config: dict[str, Any]) -> float:
-    """Return the factor by which a PEFT adapter's output is multiplied. Raises ModelUnsupported for anything but LoRA
-    as described above, and ModelCorrupt if rank or alpha are not numbers.
+    """Return the factor by which a PEFT adapter's output is multiplied. Raises ModelUnsupported for a type other than
+    LoRA and for unknown settings, and ModelCorrupt if rank or alpha are not numbers.
     """
     if config["peft_type"] != "LORA":
         raise ModelUnsupported(

@@ -270,7 +270,7 @@ def _architecture_settings(meta: GGUFMetadata, architecture: Architecture, sizes
 
 
 def _limit_to_window(meta: GGUFMetadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
-    """Limit the context to a sliding window that mlx-lm's class lacks; return a note. Up to it, all tokens are seen."""
+    """If mlx-lm's class lacks the sliding window, limit the context in `config` to the window, and return a note."""
     window = meta.integer(
         f"{meta.architecture}.attention.sliding_window", 4096 if config["model_type"] == "gemma2" else 0
     )

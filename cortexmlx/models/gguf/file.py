@@ -407,7 +407,7 @@ def read_model_header(path: Path) -> GGUFHeader:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return the file of a model, or all its parts that exist, by their names alone."""
+    """Return the existing files of a model, `path` first: one, or several parts. Only names are looked at."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None:
         return [path]

@@ -59,7 +59,7 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     finally:
         if import_thread is not None:
             import_thread.join()
-    return model, tokenizer, config, (*notes, *_widened_note(header, dtype))
+    return model, tokenizer, config, (*notes, *_note_unpacked_tensors(header, dtype))
 
 
 def load_gguf_without_weights(path: Path) -> tuple[Tokenizer, dict[str, Any], tuple[str, ...]]:
@@ -72,7 +72,7 @@ def load_gguf_without_weights(path: Path) -> tuple[Tokenizer, dict[str, Any], tu
 def _read_names_and_tokenizer(
     header: GGUFHeader, description: ModelDescription
 ) -> tuple[dict[str, str], Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Check the tensors' types. Return each tensor's model parameter, the tokenizer, the config and the notes."""
+    """Check the tensors' types. Return the parameter name of each tensor, the tokenizer, config and notes."""
     check_tensor_types(header)
     names = map_parameter_names(header, description)
     tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
@@ -95,16 +95,16 @@ def check_tensor_types(header: GGUFHeader) -> None:
             raise ModelUnsupported(f"{header.path.name}: {info.name!r} is quantized, which it cannot be here.")
 
 
-def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
+def _note_unpacked_tensors(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
     """Return a note on the tensors that are unpacked in memory, because MLX has no packed form of their type."""
-    widened_tensors = [info for info in header.tensors.values() if info.type_name in UNPACKED_TYPES]
-    if not widened_tensors:
+    unpacked_tensors = [info for info in header.tensors.values() if info.type_name in UNPACKED_TYPES]
+    if not unpacked_tensors:
         return ()
-    kinds = ", ".join(sorted({info.type_name for info in widened_tensors}))
-    stored_size = sum(info.nbytes for info in widened_tensors)
-    memory_size = sum(info.values for info in widened_tensors) * dtype.size
+    kinds = ", ".join(sorted({info.type_name for info in unpacked_tensors}))
+    stored_size = sum(info.nbytes for info in unpacked_tensors)
+    memory_size = sum(info.values for info in unpacked_tensors) * dtype.size
     return (
-        f"MLX has no packed form of {kinds}: {len(widened_tensors)} tensors are {dtype_name(dtype)} in memory "
+        f"MLX has no packed form of {kinds}: {len(unpacked_tensors)} tensors are {dtype_name(dtype)} in memory "
         f"({format_bytes(memory_size)} instead of {format_bytes(stored_size)})",
     )
 
@@ -150,7 +150,7 @@ def _build_plain_model(header: GGUFHeader, description: ModelDescription) -> Any
 def _read_parameters(
     header: GGUFHeader, description: ModelDescription, names: dict[str, str], dtype: mx.Dtype, files: TensorFiles
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the model's parameters by path, in the model's own row order and values."""
+    """Yield each parameter of the model as its path and its array, converted to the row order of mlx-lm."""
     architecture = description.architecture
     for tensor, parameter in names.items():
         info = header.tensors[tensor]

@@ -80,7 +80,7 @@ def _build_sentencepiece(meta: GGUFMetadata, tokens: list[str], types: list[int]
 def _read_special_tokens(meta: GGUFMetadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
     """Return the special tokens that the metadata names, and all tokens that end an answer."""
 
-    def token_id(name: str) -> int | None:
+    def read_token_id(name: str) -> int | None:
         value = meta.integer(f"tokenizer.ggml.{name}_token_id")
         if value is None or value == 0xFFFFFFFF:
             return None
@@ -90,12 +90,12 @@ def _read_special_tokens(meta: GGUFMetadata, tokens: list[str], types: list[int]
 
     # A file names only one end id, and often the wrong one for chat.
     end_ids = find_named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
-    end_ids |= {end_id for name in ("eos", "eot", "eom") if (end_id := token_id(name)) is not None}
+    end_ids |= {end_id for name in ("eos", "eot", "eom") if (end_id := read_token_id(name)) is not None}
     return SpecialTokens(
-        bos_id=token_id("bos"),
-        eos_id=token_id("eos"),
-        unk_id=token_id("unknown"),
-        pad_id=token_id("padding"),
+        bos_id=read_token_id("bos"),
+        eos_id=read_token_id("eos"),
+        unk_id=read_token_id("unknown"),
+        pad_id=read_token_id("padding"),
         eos_ids=frozenset(end_ids),
         add_bos=meta.flag("tokenizer.ggml.add_bos_token", add_bos),
         add_eos=meta.flag("tokenizer.ggml.add_eos_token", False),

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def alphabet_bytes() -> dict[str, int]:
-    """Return each alphabet character's byte. Printable bytes are written as themselves, the other 68 from U+0100 on."""
+    """Return the byte of each character in the alphabet: printable bytes as themselves, 68 others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     other_bytes = (byte for byte in range(256) if byte not in set(printable))
@@ -16,7 +16,7 @@ def alphabet_bytes() -> dict[str, int]:
 
 
 def byte_level_token_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token. For a token with other characters (an added one) these are its UTF-8."""
+    """Return the bytes of a byte-level token. An added token with characters outside the alphabet is UTF-8."""
     table = alphabet_bytes()
     try:
         return bytes([table[char] for char in token])

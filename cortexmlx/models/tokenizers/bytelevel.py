@@ -91,7 +91,7 @@ def find_pre_tokenizer(name: str, file: str) -> PreTokenizerRule:
 
 
 def encode_without_gil(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Encode `text` with the tokenizers library, while other threads can run Python, unlike with its `encode`.
+    """Encode `text` with the tokenizers library, without holding the GIL as its `encode` does. Return the ids.
 
     Raises InvalidRequest if the library panics, which no `except Exception` would catch. It panics if a word pattern
     backtracks too often in a text.

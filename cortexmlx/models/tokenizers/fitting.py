@@ -29,7 +29,7 @@ RenderMessages = Callable[[TemplateMessages], str | list[int]]
 
 @dataclass(frozen=True, eq=False)
 class TemplateRepair:
-    """A rewrite of a conversation that says the same. `apply` returns the messages themselves if none needs repair."""
+    """A rewrite that keeps a conversation's meaning. `apply` returns the same object if nothing needs repair."""
 
     apply: Callable[[TemplateMessages], TemplateMessages]
     probe: tuple[TemplateMessage, ...]
@@ -39,15 +39,15 @@ class TemplateRepair:
 
 
 class ConversationFitter:
-    """Repairs conversations for one chat template, and remembers which it needs. `render` renders plainly."""
+    """Repairs conversations for one chat template. Remembers which repairs it needs. `render` makes none."""
 
     def __init__(self, render: RenderMessages) -> None:
         self._render = render
         self._repair_needed: dict[TemplateRepair, bool] = {}
         self._form: Callable[[TemplateMessages], TemplateMessages] = lambda messages: messages
-        parts = TemplateRepair(_write_parts, (_ASK,), ("the question",))
-        if self._count_words(parts, _write_parts(parts.probe)) > self._count_words(parts, parts.probe):
-            self._form = _write_parts  # as LLaVA's templates read texts; they would write nothing of others
+        parts = TemplateRepair(_write_text_parts, (_ASK,), ("the question",))
+        if self._count_words(parts, _write_text_parts(parts.probe)) > self._count_words(parts, parts.probe):
+            self._form = _write_text_parts  # as LLaVA's templates read texts; they would write nothing of others
 
     def render(self, messages: TemplateMessages, render: RenderMessages) -> str | list[int]:
         """Render the messages, repaired as needed. Raises what `render` raises for the originals if no repair helps."""
@@ -69,8 +69,8 @@ class ConversationFitter:
         return messages
 
     def _needs_repair(self, repair: TemplateRepair) -> bool:
-        """Return whether the template writes more of the probe after the repair. It may refuse the probe as it is,
-        leave a part out, or write a part before earlier ones.
+        """Return whether the template needs `repair`: whether it writes more words of the repair's probe after it. As
+        it is, the template may refuse the probe, leave a part out, or write a part before earlier ones.
         """
         if repair not in self._repair_needed:
             probe = self._apply_needed(repair.probe, REPAIRS[: REPAIRS.index(repair)])
@@ -102,9 +102,9 @@ def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> Tem
     that it accepts stays as it is.
     """
 
-    def accepts(said: TemplateMessages) -> bool:
+    def accepts(candidate: TemplateMessages) -> bool:
         try:
-            render(said)
+            render(candidate)
         except Exception:
             return False
         return True
@@ -113,20 +113,20 @@ def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> Tem
     last = bisect(turns, False, lo=1, key=lambda turn: not accepts(messages[:turn])) - 1
     for start in dict.fromkeys((turns[last], 0)):
 
-        def repaired(repairs: Sequence[TemplateRepair], start: int = start) -> TemplateMessages:
+        def apply_all(repairs: Sequence[TemplateRepair], start: int = start) -> TemplateMessages:
             rest = messages[start:]
             for repair in repairs:
                 rest = repair.apply(rest)
             return [*messages[:start], *rest]
 
         needed_repairs = [repair for repair in REPAIRS if repair.apply not in _LAST_RESORTS]
-        needed_repairs = needed_repairs if accepts(repaired(needed_repairs)) else list(REPAIRS)
-        if accepts(repaired(needed_repairs)):
+        needed_repairs = needed_repairs if accepts(apply_all(needed_repairs)) else list(REPAIRS)
+        if accepts(apply_all(needed_repairs)):
             for repair in REPAIRS[::-1]:
                 fewer_repairs = [each for each in needed_repairs if each is not repair]
-                is_unchanged = repaired(fewer_repairs) == repaired(needed_repairs)
-                needed_repairs = fewer_repairs if is_unchanged or accepts(repaired(fewer_repairs)) else needed_repairs
-            return repaired(needed_repairs)
+                is_unchanged = apply_all(fewer_repairs) == apply_all(needed_repairs)
+                needed_repairs = fewer_repairs if is_unchanged or accepts(apply_all(fewer_repairs)) else needed_repairs
+            return apply_all(needed_repairs)
     return None
 
 
@@ -251,9 +251,9 @@ def _tool_calls(message: TemplateMessage) -> list[TemplateMessage]:
     return list(calls) if isinstance(calls, list | tuple) and all(isinstance(call, dict) for call in calls) else []
 
 
-def _replace_call_ids(messages: TemplateMessages, identify: Callable[[TemplateMessage, int], str]) -> TemplateMessages:
-    """Replace the ids of all calls and their results. `identify` takes a call and the number of calls
-    before it, and returns the new id.
+def _replace_call_ids(messages: TemplateMessages, make_id: Callable[[TemplateMessage, int], str]) -> TemplateMessages:
+    """Replace the ids of all calls and their results. `make_id` takes a call and the number of calls before it,
+    and returns the new id.
 
     A result belongs to the last call with its id. One with an unknown id, or of several calls with one id, belongs to
     the first of the last calls that has no result yet.
@@ -267,7 +267,7 @@ def _replace_call_ids(messages: TemplateMessages, identify: Callable[[TemplateMe
             pending_ids = []
             new_calls = []
             for call in calls:
-                new_calls.append({**call, "id": identify(call, number)})
+                new_calls.append({**call, "id": make_id(call, number)})
                 pending_ids.append((str(call.get("id") or ""), new_calls[-1]["id"]))
                 number += 1
             new_ids |= dict(pending_ids)
@@ -297,7 +297,7 @@ def _put_names_into_ids(messages: TemplateMessages) -> TemplateMessages:
     """Write each call's id as `functions.NAME:INDEX`, unique; INDEX counts all calls. Ids of this form stay."""
     used_ids: set[str] = set()
 
-    def identify(call: TemplateMessage, number: int) -> str:
+    def make_id(call: TemplateMessage, number: int) -> str:
         function = call.get("function")
         prefix = f"functions.{function.get('name') if isinstance(function, dict) else ''}:"
         id = str(call.get("id") or "")
@@ -307,34 +307,34 @@ def _put_names_into_ids(messages: TemplateMessages) -> TemplateMessages:
         used_ids.add(id)
         return id
 
-    return _replace_call_ids(messages, identify)
+    return _replace_call_ids(messages, make_id)
 
 
 def _shorten_ids(messages: TemplateMessages) -> TemplateMessages:
     """Replace call ids by nine letters and digits, as Mistral's templates demand."""
 
-    def identify(call: TemplateMessage, number: int) -> str:
+    def make_id(call: TemplateMessage, number: int) -> str:
         id = str(call.get("id") or number)
         is_valid = len(id) == 9 and id.isascii() and id.isalnum()
         return id if is_valid else blake2b(id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
 
-    return _replace_call_ids(messages, identify)
+    return _replace_call_ids(messages, make_id)
 
 
 def _write_arguments_as_json(messages: TemplateMessages) -> TemplateMessages:
     """Write the arguments of calls as JSON texts, for templates that insert them unchanged."""
 
-    def written(call: TemplateMessage) -> TemplateMessage:
+    def write_arguments(call: TemplateMessage) -> TemplateMessage:
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
             return call
         return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
     new_messages = [
-        {**each, "tool_calls": [written(call) for call in calls]} if (calls := _tool_calls(each)) else each
+        {**each, "tool_calls": [write_arguments(call) for call in calls]} if (calls := _tool_calls(each)) else each
         for each in messages
     ]
-    return _unless_same(new_messages, messages)
+    return _reuse_if_unchanged(new_messages, messages)
 
 
 def _sort_results(messages: TemplateMessages) -> TemplateMessages:
@@ -349,7 +349,7 @@ def _sort_results(messages: TemplateMessages) -> TemplateMessages:
         if len(rank) == len(calls) and -1 not in ranks:
             order = sorted(range(len(results)), key=ranks.__getitem__)
             new_messages[index + 1 : index + 1 + len(results)] = [results[each] for each in order]
-    return _unless_same(new_messages, messages)
+    return _reuse_if_unchanged(new_messages, messages)
 
 
 def _split_calls(messages: TemplateMessages) -> TemplateMessages:
@@ -380,12 +380,12 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
     """Move texts beside calls into the thoughts: gpt-oss's template writes only one, and Gemma 4's ends the turn."""
 
-    def moved(each: TemplateMessage) -> TemplateMessage:
+    def move_text(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and (text := _message_text(each))):
             return each
         return {**each, "reasoning_content": join_texts(each.get("reasoning_content") or "", text), "content": ""}
 
-    return _unless_same([moved(each) for each in messages], messages)
+    return _reuse_if_unchanged([move_text(each) for each in messages], messages)
 
 
 def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
@@ -394,29 +394,29 @@ def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
         _user_message(wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
         for each in messages
     ]
-    return _unless_same(new_messages, messages)
+    return _reuse_if_unchanged(new_messages, messages)
 
 
 def _write_calls_as_text(messages: TemplateMessages) -> TemplateMessages:
     """Write calls into the texts of their answers in LFM2's format, for its template, which leaves calls out."""
 
-    def written(each: TemplateMessage) -> TemplateMessage:
+    def write_calls(each: TemplateMessage) -> TemplateMessage:
         if not (calls := _tool_calls(each)):
             return each
         texts = ", ".join(write_pythonic(call["function"]["name"], call["function"]["arguments"]) for call in calls)
         text = join_texts(_message_text(each), f"{PYTHONIC}[{texts}]{PYTHONIC_END}", separator="\n")
         return {**{name: value for name, value in each.items() if name != "tool_calls"}, "content": text}
 
-    return _unless_same([written(each) for each in messages], messages)
+    return _reuse_if_unchanged([write_calls(each) for each in messages], messages)
 
 
-def _write_parts(messages: TemplateMessages) -> TemplateMessages:
-    """Make each text a list of one part."""
+def _write_text_parts(messages: TemplateMessages) -> TemplateMessages:
+    """Return the messages with each content as a list of one text part."""
     return [{**each, "content": [{"type": "text", "text": _message_text(each)}]} for each in messages]
 
 
-def _unless_same(new_messages: TemplateMessages, messages: TemplateMessages) -> TemplateMessages:
-    """Return the new messages; the old ones if no message was replaced."""
+def _reuse_if_unchanged(new_messages: TemplateMessages, messages: TemplateMessages) -> TemplateMessages:
+    """Return `new_messages`, or `messages` itself if no message was replaced."""
     return messages if all(map(is_, new_messages, messages)) else new_messages
 
 

@@ -143,11 +143,11 @@ def _core_settings(core: Any) -> list[object]:
 def _part_settings(part: Any, *ignored_settings: str) -> object:
     """Return a part of a core as plain data, without settings of its `ByteLevel` that change no token and no text."""
 
-    def kept(data: dict[str, Any]) -> dict[str, Any]:
+    def drop_ignored(data: dict[str, Any]) -> dict[str, Any]:
         byte_level = data.get("type") == "ByteLevel"
         return {name: value for name, value in data.items() if not (byte_level and name in ignored_settings)}
 
-    return None if part is None else json.loads(part.__getstate__(), object_hook=kept)
+    return None if part is None else json.loads(part.__getstate__(), object_hook=drop_ignored)
 
 
 def _tokenizer_error(folder: Path, error: Exception) -> CortexError:
@@ -173,7 +173,7 @@ def _tokenizer_error(folder: Path, error: Exception) -> CortexError:
 
 
 def _damaged_file_error(folder: Path, error: Exception) -> ModelCorrupt:
-    """Return the error for the tokenizer file that is not valid JSON, or else one with the library's message."""
+    """Return the error for a damaged tokenizer file: the one that is not valid JSON, or else the library's message."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
@@ -242,17 +242,17 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     if any(index > piece_count + 100_000 for index in added_tokens.values()):
         raise ModelCorrupt(f"an added token of {folder} has an id far beyond the vocabulary of {piece_count}.")
 
-    def id_of(name: str, default: int) -> int | None:
+    def find_id(name: str, default: int) -> int | None:
         text = special_texts[name]
         index = default if text is None else added_tokens.get(text, -1)
         return index if index >= 0 else None
 
-    bos_id = id_of("bos_token", core.bos_id())
+    bos_id = find_id("bos_token", core.bos_id())
     special = SpecialTokens(
         bos_id=bos_id,
-        eos_id=id_of("eos_token", core.eos_id()),
+        eos_id=find_id("eos_token", core.eos_id()),
         unk_id=core.unk_id(),
-        pad_id=id_of("pad_token", core.pad_id()),
+        pad_id=find_id("pad_token", core.pad_id()),
         eos_ids=frozenset(eos_ids),
         add_bos=bool(settings.get("add_bos_token", True)) and bos_id is not None,
         add_eos=bool(settings.get("add_eos_token", False)),

@@ -209,7 +209,7 @@ def _parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the field numbers and values of a well-formed protocol buffer, one that sentencepiece has already read."""
     position = 0
 
-    def varint() -> int:
+    def read_varint() -> int:
         nonlocal position
         value = shift = 0
         while True:
@@ -221,12 +221,12 @@ def _parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             shift += 7
 
     while position < len(message):
-        key = varint()
+        key = read_varint()
         wire = key & 7
         if wire == 0:
-            yield key >> 3, varint()
+            yield key >> 3, read_varint()
         else:
-            length = {1: 8, 5: 4}.get(wire) or varint()
+            length = {1: 8, 5: 4}.get(wire) or read_varint()
             yield key >> 3, message[position : position + length]
             position += length
 

@@ -84,7 +84,7 @@ class SharedTokenizer:
         return zero_bound() if self._takes_turns else self._tokenizer.token_lower_bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`. Long texts are encoded one at a time: one takes up to 250 bytes a character."""
+        """Return the ids of `text`. Long ones are encoded one at a time, as each takes up to 250 bytes a character."""
         if self.images is not None and (parts := self.images.split(text)) is not None:
             before, *after = ([*part] if isinstance(part, tuple) else self._encode(part, False) for part in parts[1:])
             return [*self._encode(parts[0], add_special_tokens), *before, *itertools.chain(*after)]
@@ -199,7 +199,7 @@ class SharedTokenizer:
 
 
 def _rust_core(wrapper: Any) -> Any:
-    """Return the tokenizers object in mlx-lm's wrapper if transformers only passes texts on to it; None otherwise."""
+    """Return the tokenizers library's object in mlx-lm's wrapper; None if transformers changes what it encodes."""
     tokenizer = getattr(wrapper, "_tokenizer", None)
     if tokenizer is None:
         return None

@@ -15,8 +15,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import prefix_error_field
 from cortexmlx.protocols.history import (
     Piece,
+    add_image_paths,
     join_pieces,
-    name_places,
     note_omitted_thoughts,
     orphan_result_message,
     pick_known_fields,
@@ -197,7 +197,7 @@ class _ConversationBuilder:
         """Convert a `tool_result` block into a turn: of a tool, or of the user if the conversation lacks its call."""
         block = pick_known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
         id, content = require_name("tool_use_id", block.get("tool_use_id")), block.get("content")
-        content = name_places("content", content)
+        content = add_image_paths("content", content)
         parts = [[part] for part in content] if isinstance(content, list) else [content]
         pieces = [piece for part in parts for piece in read_pieces(part, loose=True, images=self._images)]
         if block.get("is_error") not in (None, False, 0, "false"):

@@ -69,27 +69,27 @@ _LOOK_BACK = 2**31 - 1
 
 @with_notes
 def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
-    """Parse the JSON body of an `/api/chat` call into a Request. Without messages it has no prompt: only the model is
-    to be loaded. Raises InvalidRequest.
+    """Parse the JSON body of an `/api/chat` call into a Request. A body without messages asks only to load the model;
+    its Request has no prompt. Raises InvalidRequest.
     """
     fields = FIELDS.exclude(defaults.unserved).validate(body)
     values = {} if not fields.get("tools") else parameters.read_tools({"tools": fields["tools"]})
     request_parts = read_shared(fields, values, defaults)
     messages = require_type("messages", fields.get("messages", []), list, "a list of messages")
     if not messages:
-        return load_request(body, request_parts)
+        return make_load_request(body, request_parts)
     prompt = read_messages([_to_openai(message) for message in messages], images=defaults.image_parts())
     return Request((prompt,), **request_parts, body=body)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the JSON body of a whole reply. `answers` is empty if the model was only to be loaded."""
-    return ChatLines(request, info).whole(answers)
+    return ChatLines(request, info).reply_body(answers)
 
 
-def load_request(body: Mapping[str, Any], request_parts: Mapping[str, Any]) -> Request:
-    """Return the Request of a body that has no prompt, and so asks for the model to be loaded. Raises InvalidRequest if
-    the body asks for the opposite: other clients may need the model.
+def make_load_request(body: Mapping[str, Any], request_parts: Mapping[str, Any]) -> Request:
+    """Return the Request for a body without a prompt, which asks only to load the model. Raises InvalidRequest if
+    `keep_alive` asks to unload it at once: other clients may need the model.
     """
     if body.get("keep_alive") in _AT_ONCE:
         reason = "the server unloads models itself, after the time of its option `--idle`"
@@ -98,7 +98,7 @@ def load_request(body: Mapping[str, Any], request_parts: Mapping[str, Any]) -> R
 
 
 def image_content(images: object, text: object) -> object:
-    """Return the `content` of a message with `images`, a list of base64 texts: parts, as in the OpenAI API."""
+    """Return the `content` for `images` (a list of base64 texts) and a text: as parts, like in the OpenAI API."""
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise InvalidRequest(f"images is {images!r:.40}, but must be a list of base64 texts", field="images")
     parts = [{"type": "image", "data": image, PLACE: f"images[{index}]"} for index, image in enumerate(images)]
@@ -106,8 +106,8 @@ def image_content(images: object, text: object) -> object:
 
 
 def read_shared(fields: Mapping[str, Any], values: Mapping[str, Any], defaults: RequestDefaults) -> dict[str, Any]:
-    """Return the fields of a Request that bodies of both paths set: parameters, with `values` among them, variables of
-    the chat template, and whether to stream. Raises InvalidRequest.
+    """Return the fields of a Request that bodies of both paths set: sampling parameters, which include `values`, chat
+    template variables, and whether to stream. Raises InvalidRequest.
     """
     options = require_type("options", fields.get("options", {}), dict, "an object")
     with prefix_error_field("options"):
@@ -203,11 +203,11 @@ class AnswerLines(ABC):
         self._logprob_count = 0
 
     @abstractmethod
-    def piece(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
+    def piece_fields(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
         """Return the fields that hold a piece of the answer."""
 
     def end_fields(self, answer: Completion) -> Body:
-        """Return more fields of the last line."""
+        """Return additional fields of the last line."""
         return {}
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
@@ -222,27 +222,27 @@ class AnswerLines(ABC):
         self._text_length += len(event.text)
         self._thinking_length += len(event.thinking)
         self._logprob_count += len(logprobs)
-        return [self._line(self.piece(event.text, event.thinking), logprobs)]
+        return [self._line(self.piece_fields(event.text, event.thinking), logprobs)]
 
     def ping(self) -> Body:
-        """Return a line that says nothing, for a stream that has been silent."""
-        return self._line(self.piece(""))
+        """Return a line with an empty piece, which keeps a silent stream alive."""
+        return self._line(self.piece_fields(""))
 
-    def whole(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        """Return the body of a whole reply. Without answers the model was only loaded."""
+    def reply_body(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        """Return the body of a whole reply; without answers, of a request that only loaded the model."""
         if not answers:
-            return self._line(self.piece("")) | {"done": True, "done_reason": "load", **self._durations(0.0)}
+            return self._line(self.piece_fields("")) | {"done": True, "done_reason": "load", **self._durations(0.0)}
         [[answer]] = answers
-        piece = self.piece(answer.text, answer.thinking, _call_bodies(answer))
-        return self._line(piece, answer.logprobs or ()) | self._end(answer)
+        piece = self.piece_fields(answer.text, answer.thinking, _call_bodies(answer))
+        return self._line(piece, answer.logprobs or ()) | self._final_fields(answer)
 
     def _finish(self, answer: Completion) -> list[Body]:
         """Return the lines that end a stream: what was not streamed yet, such as calls, and the last line."""
         text, thinking = answer.text[self._text_length :], answer.thinking[self._thinking_length :]
         calls, logprobs = _call_bodies(answer), (answer.logprobs or ())[self._logprob_count :]
         is_rest = text or thinking or calls or logprobs
-        lines = [self._line(self.piece(text, thinking, calls), logprobs)] if is_rest else []
-        return [*lines, self._line(self.piece("")) | self._end(answer)]
+        lines = [self._line(self.piece_fields(text, thinking, calls), logprobs)] if is_rest else []
+        return [*lines, self._line(self.piece_fields("")) | self._final_fields(answer)]
 
     def _line(self, piece: Body, logprobs: Sequence[TokenLogprob] = ()) -> Body:
         """Return a line with a piece of the answer."""
@@ -250,7 +250,7 @@ class AnswerLines(ABC):
         line: Body = {"model": self._info.model, "created_at": created, **piece, "done": False}
         return {**line, "logprobs": chat_logprobs(logprobs, self._info.token_bytes)} if logprobs else line
 
-    def _end(self, answer: Completion) -> Body:
+    def _final_fields(self, answer: Completion) -> Body:
         """Return the fields of the last line: why the answer ended, counts of tokens, and nanoseconds."""
         usage, timings = answer.usage, answer.timings
         return {
@@ -274,7 +274,7 @@ class AnswerLines(ABC):
 class ChatLines(AnswerLines):
     """The lines of an `/api/chat` stream."""
 
-    def piece(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
+    def piece_fields(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
         """Return the field `message` with a piece of the answer."""
         message: Body = {"role": "assistant", "content": text}
         more = {"thinking": thinking, "tool_calls": list(calls)}

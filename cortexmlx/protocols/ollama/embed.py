@@ -22,7 +22,7 @@ _OLD_FIELDS = BodyFields(f"a {OLD_URL} body", frozenset({"options", "prompt"}), 
 
 def read(body: Mapping[str, Any], info: EmbeddingInfo | None = None) -> EmbeddingRequest:
     """Parse the JSON body of an `/api/embed` call. Too long texts are cut off, unless the body says otherwise.
-    Without a text there are no inputs: only the model is to be loaded. `info` is the model's. Raises InvalidRequest.
+    A body without texts asks only to load the model. `info` is the model's. Raises InvalidRequest.
     """
     fields = _FIELDS.validate(body)
     OPTIONS.validate(require_type("options", fields.pop("options", {}), dict, "an object"))

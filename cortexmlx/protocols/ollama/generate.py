@@ -14,7 +14,7 @@ from cortexmlx.protocols.ollama.chat import (
     SHARED_FIELDS,
     AnswerLines,
     image_content,
-    load_request,
+    make_load_request,
     read_shared,
 )
 from cortexmlx.protocols.openai import parameters
@@ -46,14 +46,14 @@ _MESSAGE_FIELDS = ("system", "context", "images")
 
 @with_notes
 def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
-    """Parse the JSON body of an `/api/generate` call into a Request. Without a prompt it has none: only the model is
-    to be loaded. Raises InvalidRequest.
+    """Parse the JSON body of an `/api/generate` call into a Request. A body without a prompt asks only to load the
+    model; its Request has no prompt. Raises InvalidRequest.
     """
     fields = FIELDS.exclude(defaults.unserved).validate(body)
     text, raw = require_type("prompt", fields.get("prompt", ""), str, "a text"), parameters.read_flag(fields, "raw")
     request_parts = read_shared(fields, {}, defaults)
     if not text:
-        return load_request(body, request_parts)
+        return make_load_request(body, request_parts)
     if raw:
         if given := [name for name in _MESSAGE_FIELDS if fields.get(name)]:
             raise InvalidRequest(f"a raw prompt is all that the model reads: leave out `{given[0]}`", field=given[0])
@@ -70,13 +70,13 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the JSON body of a whole reply. `answers` is empty if the model was only to be loaded."""
-    return GenerateLines(request, info).whole(answers)
+    return GenerateLines(request, info).reply_body(answers)
 
 
 class GenerateLines(AnswerLines):
     """The lines of an `/api/generate` stream. The last one has the `context` that continues it."""
 
-    def piece(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
+    def piece_fields(self, text: str, thinking: str = "", calls: Sequence[Body] = ()) -> Body:
         """Return the fields `response` and `thinking` with a piece of the answer."""
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
@@ -97,13 +97,13 @@ _ROLES = {role: role for role in ("system", "user", "assistant")}
 
 def _encode_context(messages: Sequence[Message], answer: str) -> list[int]:
     """Return messages and the answer to them as numbers. Images are left out."""
-    turns = [(str(message["role"]), _text_of(message["content"])) for message in messages]
+    turns = [(str(message["role"]), _join_texts(message["content"])) for message in messages]
     data = json.dumps([*turns, ("assistant", answer)]).encode()
     data += b" " * (-len(data) % _BYTES)
     return [int.from_bytes(data[start : start + _BYTES]) for start in range(0, len(data), _BYTES)]
 
 
-def _text_of(content: Any) -> str:
+def _join_texts(content: Any) -> str:
     return "".join(piece for piece in split_content(content) if isinstance(piece, str))
 
 

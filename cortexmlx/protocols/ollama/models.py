@@ -48,7 +48,7 @@ class ModelFacts:
 
     @property
     def capabilities(self) -> list[str]:
-        """What the model can do, in Ollama's words. Of a model that was never loaded only that it completes texts."""
+        """What the model can do, in Ollama's words. Whether it embeds texts is known only after it was loaded."""
         is_embedder = self.info is not None and self.info.embedding is not None
         return ["embedding"] if is_embedder else ["completion", *self.skills]
 
@@ -79,13 +79,13 @@ def hub_id(name: str) -> str:
 
 
 def pull_status(name: str, progress: Progress) -> Body:
-    """Return a line about how far a download is, in bytes."""
+    """Return a line of a pull's stream: how many of the download's bytes have arrived."""
     return {"status": f"pulling {name}", "digest": name, "total": progress.total, "completed": progress.done}
 
 
 def list_models(models: Sequence[ModelFacts]) -> Body:
     """Return the body of `/api/tags`."""
-    return {"models": [_entry(model) | {"modified_at": _time(model)} for model in models]}
+    return {"models": [_shared_fields(model) | {"modified_at": _modified_time(model)} for model in models]}
 
 
 def list_loaded(models: Sequence[ModelFacts]) -> Body:
@@ -93,8 +93,8 @@ def list_loaded(models: Sequence[ModelFacts]) -> Body:
     return {
         "models": [
             {
-                **_entry(model),
-                "size_vram": _size(model),
+                **_shared_fields(model),
+                "size_vram": _size_bytes(model),
                 "expires_at": _NEVER,
                 "context_length": model.context_length or 0,
             }
@@ -121,23 +121,23 @@ def show(model: ModelFacts) -> Body:
         "details": _details(model),
         "model_info": facts,
         "capabilities": model.capabilities,
-        "modified_at": _time(model),
+        "modified_at": _modified_time(model),
     }
 
 
-def tagged(name: str) -> str:
-    """Return a name with a tag."""
+def add_tag(name: str) -> str:
+    """Return a model's name with its tag; `:latest` if it has none."""
     return name if ":" in name else name + TAG
 
 
-def _entry(model: ModelFacts) -> Body:
-    """Return what `/api/tags` and `/api/ps` say of a model. The digest is that of the name, not of the files."""
-    name = tagged(model.name)
+def _shared_fields(model: ModelFacts) -> Body:
+    """Return a model's fields that `/api/tags` and `/api/ps` share. The digest is of the name, not of the files."""
+    name = add_tag(model.name)
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return {
         "name": name,
         "model": name,
-        "size": _size(model),
+        "size": _size_bytes(model),
         "digest": digest,
         "details": _details(model),
         "capabilities": model.capabilities,
@@ -157,7 +157,7 @@ def _details(model: ModelFacts) -> Body:
     }
 
 
-def _size(model: ModelFacts) -> int:
+def _size_bytes(model: ModelFacts) -> int:
     return model.memory if model.info is None else model.info.weight_bytes
 
 
@@ -166,5 +166,5 @@ def _short_count(number: int) -> str:
     return f"{number / 1e9:.1f}B" if number >= 999_500_000 else f"{number / 1e6:.0f}M"
 
 
-def _time(model: ModelFacts) -> str:
+def _modified_time(model: ModelFacts) -> str:
     return datetime.fromtimestamp(model.started, UTC).isoformat().replace("+00:00", "Z")

@@ -200,7 +200,7 @@ class _ChoiceProgress:
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. False with ids only."""
+    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. Ids alone count as false."""
 
     text: str
     thinking: str

@@ -15,7 +15,7 @@ from cortexmlx.protocols.request import Body
 
 
 class ResponseNotFound(InvalidRequest):
-    """There is no such stored response for this client. The message does not say whether another client has it."""
+    """Raised if this client has no stored response with an id. The message does not tell whether another client has."""
 
     code = "previous_response_not_found"
 
@@ -30,8 +30,8 @@ _CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapte
 
 
 def is_client_error(error: CortexError) -> bool:
-    """Whether the request itself is at fault, so that it would fail again: HTTP status 400, unless `http_status` of the
-    server has a narrower one. A form that turns out to be too complex while the answer is written counts, too.
+    """Return whether the request itself is at fault, so that it would fail again: HTTP status 400, unless `http_status`
+    of the server has a narrower one. A form counts, too, that proves too complex while the answer is written.
     """
     return isinstance(error, _CLIENT_ERRORS)
 

@@ -24,21 +24,22 @@ def token_name(data: bytes) -> str:
 def chat_logprobs(logprobs: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
     """Return log-probabilities as in chat completions and responses: tokens by text and bytes, with `top_logprobs`."""
 
-    def one(token: int, logprob: float) -> Body:
+    def entry_of(token: int, logprob: float) -> Body:
         data = token_bytes(token)
         return {"token": token_name(data), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
 
-    return [{**one(t.token_id, t.logprob), "top_logprobs": [one(*each) for each in t.top]} for t in logprobs]
+    return [{**entry_of(t.token_id, t.logprob), "top_logprobs": [entry_of(*each) for each in t.top]} for t in logprobs]
 
 
 def id_logprobs(logprobs: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
     """Return log-probabilities by token id and text, with the likeliest tokens, for fields beyond the OpenAI API."""
 
-    def one(token: int, logprob: float) -> Body:
+    def entry_of(token: int, logprob: float) -> Body:
         return {"token_id": token, "token": token_name(token_bytes(token)), "logprob": logprob}
 
     return [
-        None if t is None else {**one(t.token_id, t.logprob), "top": [one(*each) for each in t.top]} for t in logprobs
+        None if t is None else {**entry_of(t.token_id, t.logprob), "top": [entry_of(*each) for each in t.top]}
+        for t in logprobs
     ]
 
 

@@ -113,7 +113,7 @@ def read_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `min_tokens` and `skip_special_tokens` set, or note what is not enforced. Raises InvalidRequest."""
+    """Return the parameters that `min_tokens` sets. Add notes if it or `skip_special_tokens` cannot be enforced."""
     min_tokens, max_tokens = fields.get("min_tokens", fields.get("min_new_tokens", 0)), values.get("max_tokens")
     if type(min_tokens) is not int or min_tokens < 0:
         raise InvalidRequest(f"min_tokens is {min_tokens!r:.80}, but must be an integer from 0", field="min_tokens")
@@ -238,8 +238,8 @@ def read_thinking(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 def read_top_logprobs(
     fields: Mapping[str, Any], is_requested: bool, required_field: str, default_count: int | None
 ) -> Any:
-    """Return how many likely tokens to report at each place, or `default_count` if the body does not ask for them.
-    Raises InvalidRequest for `top_logprobs` in such a body; the message names the `required_field` that asks.
+    """Return how many likely tokens to report at each place; `default_count` if log-probabilities are not requested.
+    Raises InvalidRequest for `top_logprobs` then. The message names the `required_field` that requests them.
     """
     top = fields.get("top_logprobs", 0)
     if not is_requested and top:
@@ -312,7 +312,7 @@ def read_structured(fields: Mapping[str, Any]) -> dict[str, StructuredOutput | N
         return {}
     (name,) = form_names
     if name in PEER_FORMATS:
-        return {"structured": _name_error_field(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
+        return {"structured": _make_naming_field(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
     value = require_type(name, fields[name], dict, "an object")
     with prefix_error_field(name):
         return {
@@ -352,7 +352,7 @@ def read_json_schema(value: Mapping[str, Any]) -> StructuredOutput:
     strict = require_type("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
     if not isinstance(value.get("schema"), Mapping | bool):
         raise InvalidRequest("`schema` must be a JSON schema: an object", field="schema")
-    return _name_error_field(
+    return _make_naming_field(
         lambda schema: StructuredOutput.json(schema, lenient=not strict), value["schema"], "schema"
     )
 
@@ -363,11 +363,11 @@ def _read_structured_outputs(value: Mapping[str, Any]) -> StructuredOutput:
     for name in options:
         require_type(name, False if value.get(name) is None else value[name], bool, "true or false")
     names = [name for name, part in value.items() if name not in options and part is not None]
-    return _name_error_field(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
+    return _make_naming_field(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
 
 
-def _name_error_field(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
-    """Return `make(value)`. An InvalidRequest that it raises gets the field's name in the body."""
+def _make_naming_field(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
+    """Return `make(value)`. If it raises InvalidRequest, set the error's field to `name`."""
     try:
         return make(value)
     except InvalidRequest as error:

@@ -19,7 +19,7 @@ from cortexmlx.protocols.fields import (
     require_type,
 )
 from cortexmlx.protocols.history import (
-    name_places,
+    add_image_paths,
     note_omitted_thoughts,
     pick_known_fields,
     pick_message_fields,
@@ -303,7 +303,7 @@ class _MessageBuilder:
             return {name: item[name] for name in ("role", "content") if name in item}
         id = require_name("call_id", item.get("call_id"))
         if kind.endswith("_output"):
-            return {"role": "tool", "tool_call_id": id, "content": name_places("output", item.get("output"))}
+            return {"role": "tool", "tool_call_id": id, "content": add_image_paths("output", item.get("output"))}
         name = require_name("name", item.get("name"))
         namespace = require_name("namespace", item["namespace"]) if "namespace" in item else None
         if kind == "custom_tool_call":
@@ -350,8 +350,8 @@ def _plain_thoughts(item: Mapping[str, Any]) -> str:
 
 
 def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
-    """Return an item as it is stored: an id only if the client gave one; of fields without effect, only texts. If the
-    model `sees`, images are kept for later turns, as the client sent them.
+    """Return an item in the form to store: with an id only if the client gave one, and of fields without effect only
+    texts. If the model `sees`, images are kept for later turns, as the client sent them.
     """
     kind = item["type"]
     stored_fields = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
@@ -374,7 +374,7 @@ def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
 
 
 def _stored_parts(content: Any, kind: str, sees: bool = False) -> list[Body]:
-    """Return a content as text parts. If a part of it is no text, all become one text, with a line in place of that
+    """Return a content as text parts. If any part is no text, all become a single text, with a line in place of that
     part. If the model `sees`, images are parts as well.
     """
     if sees and isinstance(content, list) and kind == "input_text":

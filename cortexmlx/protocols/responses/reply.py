@@ -185,7 +185,7 @@ def _text_settings(text: Mapping[str, Any]) -> Body:
 
 
 def _field_of_type(request_body: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a body's field that a reply repeats and nothing reads; None if it is not of the API's type."""
+    """Return the field `name` of a request's body, which the reply only repeats; None if its type is not `kind`."""
     return request_body.get(name) if type(request_body.get(name)) is kind else None
 
 

@@ -79,8 +79,8 @@ class Argument:
         return "string" in self.types and not self.listed_values
 
     def to_json(self, text: str, literal: str | None) -> str:
-        """Convert a value that was written without quotes to JSON. It is a string, unless the schema allows no such
-        string and it is a `literal` of JSON. A note will say if that string does not fit the schema.
+        """Convert to JSON a value that was written without quotes. `literal` is the same value read as JSON, or None if
+        it is no JSON. Return `literal` only if the schema does not allow the text as a string, else a JSON string.
         """
         if literal is None or self.is_free_text or text in self.listed_strings:
             return to_json_text(text)
@@ -88,9 +88,9 @@ class Argument:
         return literal if is_listed or "string" not in self.types else to_json_text(text)
 
     def literal_to_json(self, raw_text: str, literal: str | None) -> str:
-        """Convert to JSON a literal of a format that quotes strings. `literal` is the value as JSON, or None if it is
-        no JSON. Then it becomes the string that was written, as does a value of none of the declared types if a
-        string is one of them.
+        """Convert to JSON a value of a format that quotes strings. `literal` is the same value as JSON; None if it is
+        no JSON. Return `literal`, or `raw_text` as a JSON string: if `literal` is None, or if strings are among the
+        declared types and the value has none of these types.
         """
         if literal is None:
             return to_json_text(raw_text)

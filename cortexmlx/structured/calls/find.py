@@ -40,29 +40,29 @@ _TAGGED = (
 def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
     """Find the tool call format of a model by its chat template and special tokens; None if it is unknown."""
 
-    def has(*texts: str) -> bool:
+    def template_has(*texts: str) -> bool:
         return all(text in template for text in texts)
 
     if HARMONY_CALL in vocabulary and HARMONY_CHANNEL in vocabulary:
         return Harmony()
-    if has(DEEPSEEK):
-        return deepseek_format(fenced=has("```json"))
-    if has(MISTRAL_CALLS):
-        return MistralTags(with_id=has(MISTRAL_CALL_ID)) if has(MISTRAL_ARGUMENTS) else MistralList()
-    if has(literals.GEMMA, literals.GEMMA_END):
+    if template_has(DEEPSEEK):
+        return deepseek_format(fenced=template_has("```json"))
+    if template_has(MISTRAL_CALLS):
+        return MistralTags(with_id=template_has(MISTRAL_CALL_ID)) if template_has(MISTRAL_ARGUMENTS) else MistralList()
+    if template_has(literals.GEMMA, literals.GEMMA_END):
         return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
-    if has(literals.FUNCTION_GEMMA):
+    if template_has(literals.FUNCTION_GEMMA):
         return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
-    if has(KIMI):
+    if template_has(KIMI):
         return Kimi()
-    if tags := next((tags for tags, texts in _TAGGED if has(*texts)), None):
+    if tags := next((tags for tags, texts in _TAGGED if template_has(*texts)), None):
         return Tagged(tags)
-    if has(literals.PYTHONIC) or has("<|tool_list_start|>"):
+    if template_has(literals.PYTHONIC) or template_has("<|tool_list_start|>"):
         return Pythonic()
-    if has(f"{OPEN}\\n<function=") or has(f"{OPEN}\n<function="):
+    if template_has(f"{OPEN}\\n<function=") or template_has(f"{OPEN}\n<function="):
         return Tagged(QWEN_CODER)
-    if has(OPEN, '"name') and not has("<tool_calls>"):
+    if template_has(OPEN, '"name') and not template_has("<tool_calls>"):
         return Hermes()
-    if has('"name":', '"parameters":') and (LLAMA_PYTHON in vocabulary or has("<|eot_id|>")):
+    if template_has('"name":', '"parameters":') and (LLAMA_PYTHON in vocabulary or template_has("<|eot_id|>")):
         return Llama()
     return Pythonic() if literals.PYTHONIC in vocabulary and literals.PYTHONIC_END in vocabulary else None

@@ -134,8 +134,8 @@ class CallFormat(ABC):
         self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of an answer that may have calls, and the named grammars that they use. `text` is the rule
-        of an answer without calls, if it must have a form; empty: it is free. A free answer does not begin with the
-        tag `thoughts_tag`: after it are thoughts, in which a trigger begins no call.
+        of an answer without calls; empty if that is free text. Free text must not begin with `thoughts_tag`: thoughts
+        have rules of their own, since a trigger in them begins no call.
         """
         trigger_rule = lark.tag_rule(self.trigger, specials)
         free = text or "free_text"
@@ -165,21 +165,21 @@ class CallFormat(ABC):
 
     def _call_rules(self, calls: AllowedCalls, specials: Specials) -> list[str]:
         """Return the grammar rules of what follows the trigger: the calls, and what separates and ends them."""
-        more_calls = f"({self._between_calls(specials)} call)*"
+        more_calls = f"({self._separator_rule(specials)} call)*"
         several = self.parallel and calls.allows_several
-        end = self._after_calls(specials)
+        end = self._end_rule(specials)
         alternatives = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
         return [
             f"calls: {self.calls_opening} call {more_calls if several else ''} {end}",
             *_choice_rules("call", alternatives),
         ]
 
-    def _between_calls(self, specials: Specials) -> str:
-        """Return the part of a rule for what separates two calls."""
+    def _separator_rule(self, specials: Specials) -> str:
+        """Return the rule part that matches what separates two calls."""
         return lark.tag_rule(self.call_separator, specials) if self.call_separator else ""
 
-    def _after_calls(self, specials: Specials) -> str:
-        """Return the part of a rule for what follows all calls."""
+    def _end_rule(self, specials: Specials) -> str:
+        """Return the rule part that matches what follows all calls."""
         return lark.tag_rule(self.close, specials) if self.close else ""
 
     @abstractmethod
@@ -196,7 +196,7 @@ class CallFormat(ABC):
 
     @abstractmethod
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
-        """Parse a whole answer. NotACall ends this parser; a new one then begins with the text that follows."""
+        """Parse an answer into the text and calls of `reader`. After NotACall, the caller parses the rest anew."""
 
 
 class CallParser:
@@ -272,7 +272,7 @@ _COMPOSED = ("additionalProperties", "unevaluatedProperties", "patternProperties
 
 
 def close_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Forbid arguments that a tool's schema does not name, unless it says more about them: models would invent some."""
+    """Return a tool's schema closed to unnamed arguments, which models would invent, unless it has rules on them."""
     if schema.keys().isdisjoint(_COMPOSED):
         return {**schema, "properties": schema.get("properties", {}), "additionalProperties": False}
     return schema
@@ -285,7 +285,7 @@ def json_call_rule(number: int, tool: Tool, key: str, specials: Specials) -> str
 
 
 def read_json_call(reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
-    """Parse a call that is a JSON object with a name and arguments, in any order. The caller ends it."""
+    """Parse a call that is a JSON object with a name and arguments, in any order. The caller calls `end_call`."""
     yield from reader.skip_blanks()
     yield from reader.skip_text("{")
     yield from reader.skip_blanks()

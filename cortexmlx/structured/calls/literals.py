@@ -204,7 +204,7 @@ class Pythonic(_LiteralFormat):
         return f'{lark.quote(f"{tool.name}(")} @tool_{number} ")"'
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`. Each string of JSON is one of Python."""
+        """See `SeparateArguments`. The grammar of JSON serves, since JSON strings are valid in Python."""
         yield json
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:

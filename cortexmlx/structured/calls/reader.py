@@ -25,7 +25,7 @@ MAX_TAG_BLANKS = 64
 
 
 class NotACall(Exception):
-    """What began like a tool call is none, so it is text."""
+    """Raised for text that began like a tool call and is none. It becomes text of the answer."""
 
 
 class AnswerReader:
@@ -81,8 +81,7 @@ class AnswerReader:
 
     def read_text_up_to(self, *tags: str) -> Reading[str]:
         """Read text up to the first of some tags. Return the tag, which is consumed; empty at the end of the answer.
-        Blanks before a tag of a call are dropped, and the beginning of a tag with which an answer with calls is
-        cut.
+        Blanks before a call's tag are dropped, and so is a partial tag at the end of an answer with calls.
         """
         search = _tag_pattern(tags).search
         num_clear = 0  # how many unread characters begin no tag
@@ -162,8 +161,8 @@ class AnswerReader:
         return self._consume(index + len(tag))[: -len(tag)]
 
     def read_run(self, pattern: re.Pattern[str], max_length: int = MAX_HEADER) -> Reading[str]:
-        """Read the longest run of characters of one class. `pattern` matches any number of them, even none: they may
-        arrive in pieces. Raises NotACall if there are more than `max_length`.
+        """Read the longest run of characters of one class. `pattern` must match any number of them, even none, since
+        they may arrive in pieces. Raises NotACall if there are more than `max_length`.
         """
         run = ""
         while True:
@@ -174,22 +173,22 @@ class AnswerReader:
                 return run
             yield
 
-    def read_value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
-        """Read text of any length and the tag after it. With `tell`, pass it each piece as it comes; return no text."""
+    def read_value_up_to(self, tag: str, on_piece: Callable[[str], None] | None = None) -> Reading[str]:
+        """Read text of any length, and the tag after it. Return the text, or pass each piece to `on_piece` instead."""
         pieces: list[str] = []
-        tell = tell or pieces.append
+        on_piece = on_piece or pieces.append
         search = _tag_pattern((tag,)).search
         while (match := search(self._buffer, self._position)) is None or not match[1]:
             end = len(self._buffer) if match is None else match.start()
             if end > self._position:
-                tell(self._consume(end))
+                on_piece(self._consume(end))
             yield
-        tell(self._consume(match.end())[: -len(tag)])
+        on_piece(self._consume(match.end())[: -len(tag)])
         return "".join(pieces)
 
     def read_literal(self, quotes: Mapping[str, bool], end_signs: str) -> Reading[str]:
         """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
-        consumed. Strings are between two of the same `quotes`. A quote that maps to True ends none after a backslash.
+        consumed. Strings are between two of the same `quotes`; those that map to True can be escaped by a backslash.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
@@ -218,7 +217,7 @@ class AnswerReader:
 
     def find_next_call(self, section: str, call: str, end: str) -> Reading[bool]:
         """Read up to the tag `call` of the next call between the tags `section` and `end`. Return False at the end of
-        the answer. What looks like a call and is none does not hide those after it.
+        the answer. A section without a call becomes text, and the search goes on after it.
         """
         while True:
             if not self.in_section:
@@ -329,8 +328,8 @@ class AnswerReader:
         rest, self._buffer, self._position = self._buffer[self._position :], "", 0
         return rest
 
-    def _read_json_pieces(self, tell: Callable[[str], None]) -> Reading[None]:
-        """Read one JSON text, and give its pieces to `tell` as they come."""
+    def _read_json_pieces(self, on_piece: Callable[[str], None]) -> Reading[None]:
+        """Read one JSON value, and pass its pieces to `on_piece` as they arrive."""
         depth, in_string, is_escaped, is_complete = 0, False, False, False
         while not is_complete:
             end = self._position
@@ -349,7 +348,7 @@ class AnswerReader:
                     depth -= 1
                 is_complete = depth <= 0 and not in_string and not is_escaped
             if end > self._position:
-                tell(self._consume(end))
+                on_piece(self._consume(end))
             if not is_complete:
                 yield
 
@@ -365,8 +364,8 @@ class _OpenCall:
 
 
 def parse_strict_json(text: str, *, repeated_keys: bool = False) -> object:
-    """Parse JSON. Raises NotACall, also for NaN and infinities, and for a key that comes twice unless there may be
-    `repeated_keys`: readers disagree about which counts. Here the last one does.
+    """Parse JSON. Raises NotACall if it is invalid, for NaN and infinities, and for a key that comes twice, since
+    readers disagree on which value counts. With `repeated_keys`, the last value counts.
     """
     try:
         return _STRICT_DECODERS[repeated_keys].decode(text)

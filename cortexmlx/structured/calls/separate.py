@@ -25,7 +25,7 @@ _REFERENCE = re.compile(r'"\$ref": "#(?=[/"])')
 
 
 class SeparateArguments(CallFormat):
-    """A format that writes each argument by itself. The grammar of each is that of its own schema."""
+    """A format that writes each argument separately, with a grammar made from that argument's schema."""
 
     text_end: str = ""
     """Closes an argument that is any text; empty: it is a string of JSON."""

@@ -140,12 +140,12 @@ class Tagged(SeparateArguments):
 
     # -- the grammar --------------------------------------------------------------------------------------------------
 
-    def _between_calls(self, specials: Specials) -> str:
-        """Return the part of a rule for what separates two calls."""
+    def _separator_rule(self, specials: Specials) -> str:
+        """Return the rule part that matches what separates two calls."""
         return "" if self.tags.section else f"{self._line} {lark.tag_rule(self.tags.call, specials)}"
 
-    def _after_calls(self, specials: Specials) -> str:
-        """Return the part of a rule for what follows all calls."""
+    def _end_rule(self, specials: Specials) -> str:
+        """Return the rule part that matches what follows all calls."""
         # A line break of its own, as before each call: the lexer does not go back from half a tag.
         return f"{self._line} {lark.tag_rule(self.tags.section_end, specials)}" if self.tags.section else ""
 
@@ -153,20 +153,20 @@ class Tagged(SeparateArguments):
         """Return the part of a rule for one call in this format."""
         tags, line = self.tags, self._line
 
-        def tag(text: str) -> str:
+        def rule_of(text: str) -> str:
             return lark.tag_rule(text, specials)
 
         required = required_arguments(tool)
-        parts = [line, tag(tags.call)] if tags.section else []
-        parts += [*([line] if tags.head else []), tag(tags.head + tool.name + tags.name_end), line]
+        parts = [line, rule_of(tags.call)] if tags.section else []
+        parts += [*([line] if tags.head else []), rule_of(tags.head + tool.name + tags.name_end), line]
         for index, (key, argument) in enumerate(Arguments(tool).items()):
-            head = [tag(tags.key + key + tags.key_end)]
+            head = [rule_of(tags.key + key + tags.key_end)]
             if tags.value or (tags.lines and not argument.is_free_text):
-                head += [line, tag(tags.value)] if tags.value else [line]
-            end = "" if argument.is_free_text else tag(tags.value_end)
+                head += [line, rule_of(tags.value)] if tags.value else [line]
+            end = "" if argument.is_free_text else rule_of(tags.value_end)
             part = f"{' '.join(head)} @tool_{number}_{index} {end} {line}"
             parts.append(part if key in required else f"({part})?")
-        return " ".join([*parts, tag(tags.end), *([line, tag(tags.suffix)] if tags.suffix else [])])
+        return " ".join([*parts, rule_of(tags.end), *([line, rule_of(tags.suffix)] if tags.suffix else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """As `SeparateArguments.notes`. Limits of raw texts are not enforced, either."""
@@ -207,7 +207,7 @@ class Tagged(SeparateArguments):
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
         tags = self.tags
-        while (yield from self._next_call(reader)):
+        while (yield from self._find_next_call(reader)):
             yield from reader.skip_blanks()
             if tags.json and (yield from reader.peek_char()) == "{":
                 yield from read_json_call(reader, calls)
@@ -219,7 +219,7 @@ class Tagged(SeparateArguments):
             if not tags.section:
                 reader.end_calls()
 
-    def _next_call(self, reader: AnswerReader) -> Reading[bool] | Reading[str]:
+    def _find_next_call(self, reader: AnswerReader) -> Reading[bool] | Reading[str]:
         """Read up to the next call. Return False, or an empty text, at the end of the answer."""
         tags = self.tags
         if tags.section:
@@ -262,23 +262,23 @@ class Tagged(SeparateArguments):
             if (yield from reader.peek_one_of(f"{tight}\n{tags.key}", f"{tight}\n{tags.end}")):
                 value_end = tight
         pieces: list[str] = []
-        tell = pieces.append
+        add_piece = pieces.append
         is_json = not (argument.is_free_text or argument.listed_values)
         if argument.is_free_text:
             reader.add_arguments('"')
 
-            def tell(piece: str) -> None:
+            def add_piece(piece: str) -> None:
                 reader.add_arguments(escape_json(piece))
 
         if tags.cdata and (yield from reader.peek_one_of(CDATA)):
             while (yield from reader.peek_one_of(CDATA)):  # a text with the closing tag is cut in two sections
                 yield from reader.skip_text(CDATA)
-                yield from reader.read_value_up_to(CDATA_END, tell)
+                yield from reader.read_value_up_to(CDATA_END, add_piece)
             yield from reader.skip_text(tags.value_end)
         elif is_json and reader.streaming and (yield from reader.peek_one_of("{", "[")):  # of a grammar
-            tell((yield from reader.read_json()))
+            add_piece((yield from reader.read_json()))
             yield from reader.skip_text(tags.value_end)
         else:
-            yield from reader.read_value_up_to(value_end, tell)
+            yield from reader.read_value_up_to(value_end, add_piece)
         text = "".join(pieces)
         reader.add_arguments('"' if argument.is_free_text else argument.to_json(text, value_to_json(text)))

@@ -63,7 +63,7 @@ def features(name: str, tower: Any) -> list[np.ndarray]:
             rows, columns = (range(0, count * patch, patch) for count in grid[1:])
             image = uniform(f"pixels {number}", (3, rows.stop, columns.stop))
             patches = np.stack([image[:, y : y + patch, x : x + patch].ravel() for y in rows for x in columns])
-        merged, deepstack = towers.run(tower.see(mx.array(patches), tuple(grid)))
+        merged, deepstack = towers.run_pieces(tower.see(mx.array(patches), tuple(grid)))
         if "qwen" not in name:  # zeros are behind each row of tokens
             merge = config_of(name).get("spatial_merge_size", 1)
             cut = merged.reshape(grid[1] // merge, grid[2] // merge + 1, -1)

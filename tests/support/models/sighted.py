@@ -143,7 +143,7 @@ class SightedJudge:
         self._model, self._axes, self._deep = model, None, []
         config = json.loads((folder / "config.json").read_text())
         family = FAMILIES[config["model_type"]]
-        self._tower, self._both_ways = family.read_tower(folder, config, mx.float32), family.sees_both_ways(config)
+        self._tower, self._both_ways = family.read_tower(folder, config, mx.float32), family.both_ways_layers(config)
         assert self._tower is not None
         for index, layer in enumerate(model.layers):
             layer.__class__ = self._deeper(type(layer), index)
@@ -156,7 +156,7 @@ class SightedJudge:
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         from cortexmlx.vision.qwen import rope_positions
-        from cortexmlx.vision.towers import run
+        from cortexmlx.vision.towers import run_pieces
 
         text = tokens[0].tolist()
         embeddings = self._model.language_model.model.embed_tokens(mx.maximum(tokens, 0))
@@ -169,7 +169,7 @@ class SightedJudge:
             image = self.images[text[at]]
             end = at + len(image.tokens)
             assert tuple(text[at:end]) == image.tokens
-            features, deep = run(self._tower.see(mx.array(image.patches), image.grid))
+            features, deep = run_pieces(self._tower.see(mx.array(image.patches), image.grid))
             is_image = tokens[0, at:end, None] < 0  # and the ends of rows are not
             embeddings[0, at:end] = mx.where(is_image, features, embeddings[0, at:end])
             of_image[at:end] = at
