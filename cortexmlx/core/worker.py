@@ -387,7 +387,7 @@ os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
 def _make_permits() -> queue.SimpleQueue[None]:
-    """Return a semaphore of `_AHEAD` permits: a queue, as a thrown exception could leave Python's own locked."""
+    """Return a semaphore of `_AHEAD` permits: a queue, since an exception could leave Python's own locked."""
     permits: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(_AHEAD):
         permits.put(None)

@@ -35,7 +35,7 @@ def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int)
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        job.drafts = cut_to_vocabulary(tokens[: min(MAX_DRAFTS, job.most_drafts)], vocab_size)
+        job.drafts = cut_to_vocabulary(tokens[: min(MAX_DRAFTS, job.max_drafts)], vocab_size)
 
 
 def cut_to_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:

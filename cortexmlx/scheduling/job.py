@@ -105,7 +105,7 @@ class Job:
     """Tokens that its client has paid for its prompt."""
     paid_tokens: int = 0
     """Tokens that its client has paid in all."""
-    most_drafts: int = sys.maxsize
+    max_drafts: int = sys.maxsize
     """How many of its next tokens may be drafted at most: the token after them may have to be one that depends on the
     text before it.
     """

@@ -15,7 +15,7 @@ from weakref import ref
 
 from cortexmlx.core.arguments import checked_params
 from cortexmlx.core.event_loop import read_with_timeout
-from cortexmlx.core.prompt import forget_images_after, make_calls
+from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -389,7 +389,7 @@ class Conversation:
         if not self._engine.info.chat_template:
             raise InvalidRequest(f"{self._engine.info.name} has no chat template, so it cannot hold a conversation")
         sent_messages = messages[self.unsent if unsent is None else unsent :]
-        calls = make_calls(self._reader, params or self.params)
+        calls = make_allowed_calls(self._reader, params or self.params)
         shown_messages = self._with_system(sent_messages)
         with forget_images_after(self._reader):
             return begin_turn(self._reader, self._transcript, messages, shown_messages, self.template_vars, calls)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import Prompt, make_calls, render, template_variables, tokenize
+from cortexmlx.core.prompt import Prompt, make_allowed_calls, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, save_prefix
 from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
@@ -197,7 +197,7 @@ def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt, params: SamplingPa
     """Return the tokens that every prompt with this prefix, and the tools of `params`, begins with. Raises
     InvalidRequest.
     """
-    calls = None if params is None else make_calls(tokenizer, params)
+    calls = None if params is None else make_allowed_calls(tokenizer, params)
     if isinstance(prefix, ChatPrompt):
         return chat_prefix_tokens(tokenizer, prefix.messages, template_variables(tokenizer, prefix), calls)
     items: Any = list(prefix) if is_list(prefix) and not isinstance(prefix, str) else prefix

@@ -251,7 +251,7 @@ def test_drafts_end_before_a_token_outside_the_vocabulary(outside: int) -> None:
 @pytest.mark.parametrize("most", [0, 1, 5, 99])
 def test_no_more_is_drafted_than_may_be(most: int) -> None:
     shadow, job = began(answer=100)
-    job.most_drafts = most
+    job.max_drafts = most
     drafted(shadow, job, 40)
     assert len(job.drafts) == min(most, MAX_DRAFTS)
     shadow.finish(200)
