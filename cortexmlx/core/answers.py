@@ -301,7 +301,7 @@ class OpenAnswer:
 
 
 def logprob_of(token: int, row: int, top: int, result: StepResult) -> TokenLogprob | None:
-    """Return the log-probabilities of `token` and the `top` likeliest ones in a result's `row`; None if not computed."""
+    """Return the log-probabilities of `token` and the `top` likeliest in a result's `row`; None if not computed."""
     if result.logprobs is None:
         return None
     likeliest: tuple[tuple[int, float], ...] = ()

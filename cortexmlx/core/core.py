@@ -96,7 +96,7 @@ class EngineCore:
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
         if self.model.sight is not None:
-            self.scheduler.await_images(self.model.sight.want)
+            self.scheduler.set_want_images(self.model.sight.want)
         self.measurements = Measurements()
         self.speculation = make_speculation(
             self.config, self.scheduler, self.draft, self.model.make_head_drafter(self.scheduler)
@@ -189,7 +189,7 @@ class EngineCore:
                     self.requests.fail(answer.group, failed)
         if sight.current_image is not image:
             self._refused_image = None
-            self.scheduler.note_seen(image)
+            self.scheduler.note_image_encoded(image)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""

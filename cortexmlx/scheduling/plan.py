@@ -85,7 +85,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The states of prompts that a step sums up, for `n` segments, one after the other."""
+    """The hidden states of prompts that a step sums up, for each of `n` segments."""
 
     rows: IntArray
     """`[k]` flat indices of the tokens whose states count."""

@@ -117,7 +117,7 @@ class Speculation:
             asked_next, _ = self._retry_waits[self._head_drafter.name]
             is_awake = abs(self.ledger.tokens - asked_next) < HEAD_WAKES * max(1, len(jobs))
             can_pay = self.ledger.loss_budget.allows(0.5)
-            self._scheduler.wake_head(is_awake and can_pay and not self._head_drafter.is_off)
+            self._scheduler.set_head_awake(is_awake and can_pay and not self._head_drafter.is_off)
         jobs = [job for job in jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
         if not jobs:

@@ -157,7 +157,7 @@ class ImageLayout:
                 return (span.start if first < span.start else span.end) - first
         return count
 
-    def seen_tokens(self, first: int, count: int, is_seen: Callable[[PreparedImage], bool]) -> int:
+    def tokens_before_missing_image(self, first: int, count: int, is_seen: Callable[[PreparedImage], bool]) -> int:
         """Return how many of `count` tokens from `first` on come before an image whose features are not there.
         `is_seen` is asked about the images among these tokens, and the next one.
         """

@@ -234,7 +234,7 @@ def test_no_state_is_kept_after_a_draft() -> None:
     running, known = shadow.scheduler._running_set, len(job.tokens)
     running.cache.states = Mock(**{"make_snapshot.return_value": 7})
     job.cuts = {known, known + 1, known + 2}
-    assert [cut.tokens for cut in running.plan_cuts([(job, 3)])] == [known]
+    assert [cut.tokens for cut in running.plan_snapshots([(job, 3)])] == [known]
 
 
 @pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])
