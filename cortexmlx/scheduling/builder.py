@@ -166,7 +166,7 @@ class StepBuilder:
                 positions.append(np.arange(first, end, dtype=np.int32))
             else:
                 positions.append(job.request.images.positions_of(first, count))
-                features += job.request.images.pieces(first, count, num_tokens)
+                features += job.request.images.feature_pieces(first, count, num_tokens)
             num_tokens += count
             for num_drafts in range(len(logits)):
                 token_index.append(job.num_planned_outputs + num_drafts)
@@ -343,7 +343,7 @@ def _make_sampling_row(job: Job, num_drafts: int = 0) -> SamplingRow:
     output = [*job.output, *job.drafts[:num_drafts]] if num_drafts else job.output
     prompt: TokenList = job.request.prompt
     if job.request.images is not None:
-        prompt = job.request.images.without_virtual(prompt)
+        prompt = job.request.images.replace_virtual_tokens(prompt)
     return SamplingRow(job.params, job.seed, prompt, output, job.id if job.has_logits_processors else None)
 
 

@@ -425,7 +425,7 @@ class Scheduler:
             if count > 0 and job.is_running:
                 count = self._count_fitting(job, count)
                 if job.request.images is not None:
-                    count = job.request.images.whole_images(job.num_computed_tokens, count)
+                    count = job.request.images.fit_to_whole_images(job.num_computed_tokens, count)
                     count = self._count_before_missing_image(job, count)
                 if count > budget and prefill_counts:
                     continue  # the next step has room for the image, or begins with it

@@ -63,7 +63,7 @@ class TokenBiases(Mapping[int, float]):
 
 @dataclass(frozen=True)
 class NumberSpec:
-    """The range of a number in `SamplingParams`, and how people set it. New parameters say all this at their fields."""
+    """The range of a number in `SamplingParams`, and how it is set on the command line and in a chat."""
 
     low: float
     high: float
