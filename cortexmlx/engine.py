@@ -115,7 +115,7 @@ class Engine(NotCopyable):
         adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
-        """Queue a request and return its handle at once. If 64 other submissions wait for the engine's thread, wait first.
+        """Queue a request and return its handle at once. With 64 other submissions waiting for the engine, wait.
 
         - `params`: sampling parameters, which may also be given by name. A name wins over `params`.
         - `on_event` is called with every event, on other threads; the last one has a `completion` or an `error`.
