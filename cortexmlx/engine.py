@@ -115,7 +115,7 @@ class Engine(NotCopyable):
         adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
-        """Queue a request and return its handle at once. With 64 other submissions waiting for the engine, wait.
+        """Queue a request and return its handle at once, or wait while 64 other submissions are in the queue.
 
         - `params`: sampling parameters, which may also be given by name. A name wins over `params`.
         - `on_event` is called with every event, on other threads; the last one has a `completion` or an `error`.

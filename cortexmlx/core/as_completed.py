@@ -120,7 +120,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 break
             index = self._read
             try:
-                submission = self._check(prompt, params, _end_listener(self._ended_indices, index))
+                submission = self._check(prompt, params, _make_end_listener(self._ended_indices, index))
             except EngineClosed:
                 raise
             except CortexError as error:
@@ -214,7 +214,7 @@ def _pair_one_each(
         raise InvalidRequest(f"{count} prompts need {count} params, not more")
 
 
-def _end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
+def _make_end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
     """Return a listener that puts `index` into `ended_indices` when a request ends. It keeps no `AsCompleted` alive."""
 
     def listen(event: TokenEvent) -> None:

@@ -103,7 +103,7 @@ async def run_on_thread(
         if not future.done():
             future.set_exception(error)
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             result = work()
         except BaseException as error:
@@ -115,7 +115,7 @@ async def run_on_thread(
         except RuntimeError:
             undo(result)
 
-    call = _start_call(run)
+    call = _start_call(run_work)
     try:
         return await future
     except asyncio.CancelledError:

@@ -470,7 +470,7 @@ class ThoughtSplitter:
         return TextPart(self._held_text, TextKind.ANSWER)
 
     def _part_before_thoughts(self, final: bool) -> TextPart | None:
-        """Return a leading thinking tag and go to the state after it; None while one may come, or the answer began."""
+        """Return a leading thinking tag and advance the state; None if a tag may still come, or if the answer began."""
         body = self._held_text.lstrip()
         blanks = len(self._held_text) - len(body)
         tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skip_text: _SplitState.CLOSED}

@@ -164,7 +164,7 @@ class Worker:
         answer: _Answer = queue.SimpleQueue()
         error_class = BaseException if any_error else Exception
 
-        def run(core: EngineCore) -> None:
+        def answer_question(core: EngineCore) -> None:
             try:
                 answer.put((question(core), None))
             except error_class as error:
@@ -174,7 +174,7 @@ class Worker:
             with self._lock:
                 self.check_open()
                 self._pending_answers.add(answer)
-                self._calls.put(run)
+                self._calls.put(answer_question)
             value: T
             value, error = take_next(answer)
         finally:
@@ -304,8 +304,8 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a
-        call and carry it out with all queued ones, or wait until a request is late. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call and carry
+        it out with all queued ones, or wait until a request times out. Return False if the engine is to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         deadline, remaining_calls = time.perf_counter() + wait, 0

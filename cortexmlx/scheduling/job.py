@@ -337,7 +337,7 @@ class Job:
 
 
 def adapter_order(job: Job) -> int:
-    """Sort key of the rows of a step: rows of one adapter are computed together."""
+    """Return the sort key of a job in a step: rows of one adapter are computed together."""
     return job.adapter
 
 

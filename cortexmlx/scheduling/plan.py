@@ -207,7 +207,7 @@ class StepMemory(Protocol):
 
 
 def prepare_memory(plan: StepPlan, memory: StepMemory) -> None:
-    """Carry out a step's memory operations before its forward pass, in the only correct order:
+    """Carry out a step's memory operations before its forward pass, in the only correct order.
 
     1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
     after the new end, or be a target of the following operations.

@@ -423,7 +423,7 @@ class Scheduler:
         for job, count in zip(prefilling, counts, strict=True):
             count = min(count, budget)  # less than its share if an image before it took more
             if count > 0 and job.is_running:
-                count = self._count_fitting(job, count)
+                count = self._count_without_preemption(job, count)
                 if job.request.images is not None:
                     count = job.request.images.fit_to_whole_images(job.num_computed_tokens, count)
                     count = self._count_before_missing_image(job, count)
@@ -432,7 +432,7 @@ class Scheduler:
                 try:
                     self._make_room(job, job.num_computed_tokens + count)
                 except KVCacheFull:  # the system refuses what the cache was to grow by
-                    count = count if job.request.images is not None else self._count_fitting(job, count)
+                    count = count if job.request.images is not None else self._count_without_preemption(job, count)
                     self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
                 budget -= count
@@ -447,8 +447,8 @@ class Scheduler:
         self.has_large_piece = sum(count for _, count in prefill_counts) > self.backoff.tokens
         return plan
 
-    def _count_fitting(self, job: Job, count: int) -> int:
-        """Return how many of a job's next `count` tokens need no block of another row; at least one."""
+    def _count_without_preemption(self, job: Job, count: int) -> int:
+        """Return how many of a job's next `count` tokens fit without preempting another row; at least one."""
         return max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
 
     def _count_before_missing_image(self, job: Job, count: int) -> int:

@@ -140,7 +140,7 @@ class ImageLayout:
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
 
     def feature_pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
-        """Return the pieces of images in `count` tokens from `first` on, which begin at the flat token `begin` of a step."""
+        """Return the image pieces in `count` tokens from `first` on. These are a step's flat tokens from `begin` on."""
         pieces = []
         for span in self.spans:
             start, end = max(span.start, first), min(span.end, first + count)
