@@ -156,8 +156,8 @@ class RequestHandle(NotCopyable):
             self._waiter_count -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called for each event, already queued ones too, and for the error; None: no longer. Then
-        `take` has something to return, or rarely nothing. It may be called on any thread.
+        """Have `announce` called for each event, queued ones included, and for the error; None ends that. It may be
+        called on any thread, and once too often, when `take` returns None.
         """
         with self._lock:
             self._announce = announce

@@ -234,8 +234,8 @@ class RunningSet:
 
     def _spare_snapshot_positions(self, job: Job) -> set[int]:
         """Return positions in a prompt for spare snapshots, each twice as far from its end as the next. A later prompt
-        that differs near its end, such as one with one more tool, then computes at most twice what is new. Wide windows
-        take much memory, so they get fewer positions: four times instead of twice.
+        that differs near its end, such as one with one more tool, then computes at most twice what is new. With wide
+        windows, which take much memory, it is four times as far, and at most four times as much.
         """
         windows = [group.spec.window or 0 for group in self.cache.groups]
         first, ratio = (_FIRST_SPARE_DISTANCE, 2) if max(windows) <= _FIRST_SPARE_DISTANCE else (4 * max(windows), 4)

@@ -124,8 +124,8 @@ class Conversation:
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
         """Stop sending the oldest turns, until the prompt for `question` (None: the last question) leaves room for an
-        answer of `answer` tokens. If that needs more, send the question alone; if even that is too long, leave nothing
-        out. Unsent turns stay in `messages`, and `unsent` counts their messages. Return how many messages this call
+        answer of `answer` tokens. If no earlier turn fits, send the question alone; if even that is too long, leave out
+        nothing. Unsent turns stay in `messages`, and `unsent` counts their messages. Return how many messages this call
         leaves out. The system prompt is always sent.
         """
         messages, longest_request = self._with_question(question), self._engine.longest_request

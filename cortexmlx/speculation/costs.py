@@ -430,7 +430,7 @@ def is_same_speed(unit: float, other: float) -> bool:
 
 
 def round_to_bucket(count: int) -> int:
-    """Round a number of rows or tokens down to the least of its bucket: numbers that share an estimate."""
+    """Round a number of rows or tokens down to the least one that shares an estimate with it."""
     if count <= _EXACT:
         return count
     grain = 1 << (count.bit_length() - 4)
@@ -438,7 +438,7 @@ def round_to_bucket(count: int) -> int:
 
 
 def _verify_bucket(rows: int, tokens: int) -> int:
-    """Round a verifying step's number of tokens down to the least of its bucket: above `rows`, as drafts are in it."""
+    """Round a verifying step's `tokens` down to the least number that shares an estimate, but above `rows`."""
     return max(round_to_bucket(tokens), rows + 1)
 
 
@@ -471,7 +471,7 @@ class LossBudget:
         self.cap = BUDGET_CAP
 
     def cover(self, rows: int) -> None:
-        """Raise the budget's cap for steps of so many rows. Its level rises by as much. It never shrinks."""
+        """Raise the cap, and the level by as much, if steps of so many rows need it. The cap never falls."""
         more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
         self.cap += more
         self.level += more

@@ -431,7 +431,7 @@ class TextStore:
 
 
 def _common_end(text: RowText, position: int, tokens: array[int], start: int) -> int:
-    """Return up to which token a row equals a text: at least `position`. `tokens` are the row's from `start` on."""
+    """Return where the common prefix of a row and a text ends: `position` or later. `tokens` begin at token `start`."""
     count = min(start + len(tokens), text.start + len(text.tokens)) - position
     if count <= 0:
         return position

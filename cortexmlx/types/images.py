@@ -149,8 +149,8 @@ class ImageLayout:
         return pieces
 
     def fit_to_whole_images(self, first: int, count: int) -> int:
-        """Change `count`, how many tokens a step computes from `first` on, so that no image is cut whose tokens see
-        later ones. Return fewer if such an image begins among these tokens, and more if they begin in one.
+        """Return how many tokens a step computes from `first` on: `count`, changed so that no image is cut whose tokens
+        see later ones. It is less if such an image begins among these tokens, and more if they begin in one.
         """
         for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
             if span.start < first + count < span.end:
