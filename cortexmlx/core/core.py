@@ -147,7 +147,7 @@ class EngineCore:
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Seconds until the first request times out, 0 if one is late; None: no request has a timeout."""
+        """Seconds until the first request times out, 0 if one is late; None if no request has a timeout."""
         return self.requests.seconds_to_deadline
 
     def add(
@@ -198,7 +198,7 @@ class EngineCore:
     def pin(
         self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
     ) -> tuple[int, int]:
-        """Pin a prompt's beginning: see `PinnedPrefixes.add`. Raises InvalidRequest if it cannot be kept."""
+        """Pin a prompt's whole blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)

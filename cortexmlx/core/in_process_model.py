@@ -75,10 +75,10 @@ class InProcessModel:
         draft: InProcessModel | None = None,
         head_folder: Path | None = None,
     ) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
-        `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if its
-        tokens are not the model's. `head_folder` has the model's assistant, or a checkpoint of the model with its draft
-        head. Raises ModelUnsupported for those of another model.
+        """`wake(call)` has the engine's thread run a call between two steps; the store's threads use it. Nothing is
+        timed while `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises
+        InvalidRequest if its tokens are not the model's. `head_folder` has the model's assistant, or a checkpoint of
+        the model with its draft head. Raises ModelUnsupported for those of another model.
         """
         self._config = config
         self._wake = wake

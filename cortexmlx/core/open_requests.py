@@ -232,7 +232,7 @@ class OpenRequests:
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Seconds until the first request times out, 0 if one is late; None: no request has a timeout."""
+        """Seconds until the first request times out, 0 if one is late; None if no request has a timeout."""
         pending = self._deadlines.pending
         return max(0.0, pending[0][0] - time.perf_counter()) if pending else None
 

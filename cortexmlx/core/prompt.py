@@ -108,7 +108,7 @@ def tokenize(
 
 
 def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
-    """Return which tools answers may call and how; None: none. Raises InvalidRequest if the model cannot call tools."""
+    """Return which tools answers may call and how; None without tools. Raises InvalidRequest if the model has none."""
     if not params.offered:
         return None
     if tokenizer.call_format is None:

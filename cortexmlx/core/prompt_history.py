@@ -152,8 +152,8 @@ class PromptHistory:
     def trace(
         self, request: QueuedRequest, source: PromptSource | None, tokenizer: SharedTokenizer, version: ModelVersion
     ) -> PromptTrace:
-        """Compare a prompt with those of its client, and return its trace. `source`: the messages that it was made of;
-        None: it is no chat.
+        """Compare a prompt with those of its client, and return its trace. `source` has its messages; it is None
+        if the prompt is no chat.
         """
         tools = tuple(hash((tool.name, tool.description, tool.parameters)) for tool in request.params.offered)
         path = PromptPath(

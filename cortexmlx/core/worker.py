@@ -53,8 +53,8 @@ _AHEAD = 64
 @dataclass(frozen=True)
 class Submission:
     """A request that is ready to be queued, and has no handle yet. Its answers end at `stops` and follow `grammar`.
-    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace`: what is known of
-    its prompt; None: nothing is explained.
+    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace` begins the
+    prompt's cache report; None if none is made.
     """
 
     request: QueuedRequest

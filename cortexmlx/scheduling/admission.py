@@ -344,7 +344,7 @@ class Admission:
             self._wake([load])
 
     def _park(self, job: Job, wait_target: WaitTarget) -> None:
-        """Take a job out of the queues until `wait_target` has happened."""
+        """Let a job that is out of its queue wait for `wait_target`: a block, a disk load, an image or its parent."""
         self._waits_for[job] = wait_target
         self._parked_jobs.setdefault(wait_target, {})[job] = None
 

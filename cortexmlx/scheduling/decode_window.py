@@ -174,7 +174,7 @@ class DrainReason(Enum):
 
 
 class PipelineGate:
-    """Decides if a step may run ahead of the one in flight. `steps` counts planned steps by drain reason (or None)."""
+    """Decides if a step may run ahead of the one in flight. `steps` counts steps by drain reason (None: no drain)."""
 
     def __init__(self, running_set: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
         self.steps: Counter[DrainReason | None] = Counter()

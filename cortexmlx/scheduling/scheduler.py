@@ -133,7 +133,7 @@ class Scheduler:
     # -- requests come and go -----------------------------------------------------------------------------------------
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` can never be answered."""
+        """Raise PromptTooLong, with the numbers, if a prompt of `prompt_tokens`, or more if `at_least`, never fits."""
         self.limits.check_prompt(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:

@@ -36,8 +36,8 @@ class LengthLimits:
         return min(self.context if self.keep is None else _MAX_LENGTH, self.max_request_tokens or _MAX_LENGTH)
 
     def check_prompt(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for one token of an answer: in
-        the model's context, in the longest request, or in a cache of `capacity` tokens.
+        """Raise PromptTooLong if a prompt of `tokens` tokens, or more if `at_least`, leaves no room for one token of an
+        answer: in the model's context, in the longest request, or in a cache of `capacity` tokens.
 
         A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """

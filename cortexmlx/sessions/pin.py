@@ -40,7 +40,7 @@ _WRITE_SECONDS = 60.0
 
 class Pin:
     """A prefix of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks, with a `name` or None. It
-    lasts until `unpin`, the end of its lifetime, of a `with`, or of the engine, also if the object is dropped.
+    lasts until `unpin`, the end of its lifetime, of its `with` or of the engine, even if this object is dropped.
     """
 
     def __init__(
