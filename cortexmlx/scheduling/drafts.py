@@ -30,7 +30,7 @@ def can_draft(job: Job, cache: KVCache) -> bool:
 
 def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
     """Set the first of `tokens` as drafts that the job's next step verifies: at most `MAX_DRAFTS`, and at
-    most `job.max_drafts`. A token outside the vocabulary ends them: nothing could be computed for it.
+    most `job.max_drafts`. A token outside the vocabulary cuts them off: nothing could be computed for it.
 
     Does nothing unless it `can_draft`.
     """

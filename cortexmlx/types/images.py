@@ -61,7 +61,7 @@ class PreparedImage:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The numbers of its tokens, all negative but the ends of rows."""
+        """The numbers of its tokens: virtual ones, which are negative, and the ends of rows."""
         virtual, columns = virtual_tokens(self.key, math.prod(self.merged_grid)), self.merged_grid[2]
         if self.row_ends is None:
             return virtual
