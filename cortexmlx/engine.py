@@ -115,7 +115,7 @@ class Engine(NotCopyable):
         adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
-        """Queue a request and return its handle at once. While 64 other submissions wait for the engine's thread, wait.
+        """Queue a request and return its handle at once, or wait while 64 other submissions are in the queue.
 
         - `params`: sampling parameters, which may also be given by name. A name wins over `params`.
         - `on_event` is called with every event, on other threads; the last one has a `completion` or an `error`.
@@ -413,8 +413,8 @@ class Engine(NotCopyable):
         return [] if history is None else history.reports(client)
 
     def share_history(self, history: PromptHistory | Engine) -> None:
-        """Compare prompts with `history` from now on, the history of other engines or of a server: so a report can say
-        that another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """Compare prompts with `history`, that of other engines or of a server, from now on. Then a report can say that
+        another model has read a conversation. Does nothing with `prefix_cache=False`.
         """
         shared = history._submitter.history if isinstance(history, Engine) else history
         if self._submitter.history is not None and shared is not None:
@@ -488,7 +488,7 @@ class Engine(NotCopyable):
         return await run_on_thread(rerank, interruptible=True)
 
     async def aclose(self) -> None:
-        """`close` for asyncio. A cancelled task does not wait for the end, which comes anyway."""
+        """`close` for asyncio. If the task is cancelled, it no longer waits, but the engine still closes."""
         await run_on_thread(self.close)
 
     # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
@@ -519,8 +519,8 @@ class Engine(NotCopyable):
         return self._tokenizer.thoughts is not None
 
     def check_image(self, image: ImageSource) -> int:
-        """Prepare an image as a request with it does, and return how many tokens stand for it. A request prepares it
-        no second time, as long as it is remembered. Large images take seconds and up to 1 GB of memory, one at a time.
+        """Prepare an image as a request with it does, and return how many tokens stand for it. A later request can
+        reuse the prepared image. Large images take seconds and up to 1 GB of memory, one at a time.
 
         `image` is an encoded file as bytes, the path of one, or a PIL image. Raises InvalidRequest if it cannot be
         shown, or if the model sees none.
@@ -570,7 +570,7 @@ class Engine(NotCopyable):
     @property
     def longest_request(self) -> int:
         """How many tokens a prompt and its answer may have together, by the context, `max_request_tokens` and the KV
-        memory. With `keep_last`, only `max_request_tokens` and the largest number that can be counted limit it.
+        memory. With `keep_last`, only `max_request_tokens` and the range of token counts limit it.
         """
         scheduler = self._worker.core.scheduler
         return scheduler.limits.max_answer_tokens(0, scheduler.cache.tables.configured_tokens)

@@ -185,7 +185,7 @@ class KernelFault(CortexError):
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes, and the errors during whose handling one of these was raised, each once."""
+    """Yield an error and all errors in its chain of `__cause__` and `__context__`, each once."""
     pending_errors: list[BaseException | None] = [error]
     seen_ids: set[int] = set()
     while pending_errors:

@@ -250,7 +250,7 @@ class StoreState(str, Enum):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Counters of the disk tier in `path` since the engine began. A block of one layer group, or a state, is one."""
+    """Counters of the disk tier in `path` since the engine began. Each layer group's block counts, and each state."""
 
     path: str
     bytes_limit: int

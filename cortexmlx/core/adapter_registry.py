@@ -30,9 +30,9 @@ class AdapterLimits:
 
 
 class AdapterRegistry:
-    """The LoRA adapters that an engine has loaded, by name. `make_adapter_set()` returns the model's, or raises
-    AdapterRefused. Only the engine's thread may call its methods, with the `jobs` that have not ended; any thread
-    may read `infos`.
+    """The LoRA adapters that an engine has loaded, by name. `make_adapter_set()` returns the model's AdapterSet or
+    raises AdapterRefused. Only the engine's thread may call its methods, with the `jobs` that have not ended; any
+    thread may read `infos`.
     """
 
     def __init__(self, limits: AdapterLimits, make_adapter_set: Callable[[], AdapterSet]) -> None:

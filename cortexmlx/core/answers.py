@@ -82,7 +82,7 @@ class AnswerGroup:
         return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._completions)
 
     def add_pooled(self, part: Vector) -> None:
-        """Add what a step computed of the prompt's pooled hidden states or logits."""
+        """Add one step's part to the sum of the prompt's hidden states, or set its logits."""
         self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
     def begin_decoding(self) -> None:
@@ -146,7 +146,7 @@ class OpenAnswer:
         self.budget = None if thinking is None else ThinkingBudget(thinking, text)
         """The tokens that are left for its thoughts; None: there is no limit."""
         if self.budget is not None:
-            job.most_drafts = self.budget.most_drafts
+            job.max_drafts = self.budget.max_drafts
         self.start_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
@@ -176,7 +176,7 @@ class OpenAnswer:
         return self.matcher.forced_tokens
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note a step over `segment`. Send progress if the tokens to compute need several steps."""
+        """Note that a step computes `segment`. Send progress if the prompt takes several steps."""
         total, first = len(self.job.tokens), segment.first
         has_more, is_first_step = first + segment.count < total, self.start_time is None
         if not (is_first_step or has_more or self._reading_from is not None):
@@ -213,7 +213,7 @@ class OpenAnswer:
         delta = TextDelta() if stop_token else text.push(token)
         if self.budget is not None:
             self.budget.count_token(token)
-            self.job.most_drafts = self.budget.most_drafts
+            self.job.max_drafts = self.budget.max_drafts
         event_logprob = logprob if self.request.params.logprobs is not None else None
         dropped_count, self._dropped_count = (
             len(self.job.dropped_tokens) - self._dropped_count,
@@ -300,14 +300,14 @@ class OpenAnswer:
         )
 
 
-def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
-    """Return the log-probability of `token`, and those of the `likeliest` best tokens; None if not computed."""
+def logprob_of(token: int, row: int, top: int, result: StepResult) -> TokenLogprob | None:
+    """Return the log-probabilities of `token` and the `top` likeliest in a result's `row`; None if not computed."""
     if result.logprobs is None:
         return None
-    top: tuple[tuple[int, float], ...] = ()
-    if likeliest and result.top_ids is not None and result.top_logprobs is not None:
-        top = tuple(zip(result.top_ids[index], result.top_logprobs[index], strict=True))[:likeliest]
-    return TokenLogprob(token, result.logprobs[index], top)
+    likeliest: tuple[tuple[int, float], ...] = ()
+    if top and result.top_ids is not None and result.top_logprobs is not None:
+        likeliest = tuple(zip(result.top_ids[row], result.top_logprobs[row], strict=True))[:top]
+    return TokenLogprob(token, result.logprobs[row], likeliest)
 
 
 NAN_ADVICE = (
@@ -369,7 +369,7 @@ def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def job_params(params: SamplingParams) -> SamplingParams:
-    """Return `params` as jobs need them: with log-probabilities for `best_of`; one token if a prompt is only scored."""
+    """Return the params of a job: with log-probabilities for `best_of`; with one token if the prompt is only scored."""
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:

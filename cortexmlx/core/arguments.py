@@ -172,19 +172,19 @@ def takes_options_of(
     """
     config_signature = inspect.signature(config)
 
-    def give(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
+    def decorate(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
-        def checked(me: S, *args: Any, **options: Any) -> None:
+        def checked_init(me: S, *args: Any, **options: Any) -> None:
             _check_known_names("option", options, config_signature.parameters, f"help({type(me).__name__})")
             init(me, *args, **options)
 
         me = next(iter(inspect.signature(init).parameters.values()))
-        checked.__signature__ = config_signature.replace(  # type: ignore[attr-defined]
+        checked_init.__signature__ = config_signature.replace(  # type: ignore[attr-defined]
             parameters=[me, *config_signature.parameters.values()], return_annotation=None
         )
-        return checked  # type: ignore[return-value]  # it takes what its signature says
+        return checked_init  # type: ignore[return-value]  # it takes what its signature says
 
-    return give
+    return decorate
 
 
 def _check_known_names(kind: str, given_names: Iterable[str], names: Collection[str], see: str) -> None:

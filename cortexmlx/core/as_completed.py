@@ -24,7 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """Stands for a prompt that is not there yet, without index and parameters: results can be returned meanwhile."""
+    """A prompts iterator yields this while its next prompt is not known, so that results can be returned meanwhile."""
 
     NOT_YET = "not yet"
 
@@ -44,7 +44,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
 
     def __init__(
         self,
-        asked: Iterable[tuple[Prompt | PendingPrompt, SamplingParams | None]],
+        prompts: Iterable[tuple[Prompt | PendingPrompt, SamplingParams | None]],
         check: Callable[[Prompt, SamplingParams | None, Listener], Submission],
         submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
         *,
@@ -56,7 +56,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         self._closed = False
         self._ended_indices: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._read = 0
-        self._prompts = iter(asked)
+        self._prompts = iter(prompts)
         self._held: tuple[Prompt | PendingPrompt, SamplingParams | None] | None = None
         self._check = check
         self._submit = submit
@@ -87,7 +87,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
             raise
 
     def finished(self) -> Iterator[Result]:
-        """Yield, without waiting, the results that are there and were not returned yet. It also works after `close`.
+        """Yield the results that are ready and not returned yet, without waiting. It also works after `close`.
         Requests that a closed engine has ended are left out.
         """
         while not self._ended_indices.empty():
@@ -120,7 +120,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 break
             index = self._read
             try:
-                submission = self._check(prompt, params, _end_listener(self._ended_indices, index))
+                submission = self._check(prompt, params, _make_end_listener(self._ended_indices, index))
             except EngineClosed:
                 raise
             except CortexError as error:
@@ -214,7 +214,7 @@ def _pair_one_each(
         raise InvalidRequest(f"{count} prompts need {count} params, not more")
 
 
-def _end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
+def _make_end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
     """Return a listener that puts `index` into `ended_indices` when a request ends. It keeps no `AsCompleted` alive."""
 
     def listen(event: TokenEvent) -> None:

@@ -90,7 +90,7 @@ class CallbackThreads:
 
     def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
         """Call `on_event` with every event of a request. The last one has a completion or an error. If that cannot
-        start, cancel the request: nobody else has the handle.
+        start, cancel the request, because the caller gets no handle.
         """
         subscription = _Subscription(handle, on_event)
         try:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.draft_model import DraftModel, name_draft, open_draft
+from cortexmlx.core.draft_model import DraftModel, name_draft_in_errors, open_draft
 from cortexmlx.core.engine_model import Call, EngineModel
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.in_process_model import InProcessModel
@@ -62,8 +62,8 @@ class EngineCore:
         wake: Callable[[Call], None] = lambda call: None,
         has_waiters: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it. `has_waiters()` says
-        whether somebody waits for the engine while it opens.
+        """`wake(call)` has the engine's thread run a call between two steps; the store's threads use it.
+        `has_waiters()` says whether a caller already waits while the engine opens.
         """
         self.config = config
         self._wake = wake
@@ -96,7 +96,7 @@ class EngineCore:
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
         if self.model.sight is not None:
-            self.scheduler.await_images(self.model.sight.request_features)
+            self.scheduler.set_request_features(self.model.sight.request_features)
         self.measurements = Measurements()
         self.speculation = make_speculation(
             self.config, self.scheduler, self.draft, self.model.make_head_drafter(self.scheduler)
@@ -118,8 +118,8 @@ class EngineCore:
         """Plan and start the next step, then collect the results of the one before it."""
         try:
             with self.measurements.busy_timer:
-                if self.looks_at_images:
-                    self._see()
+                if self.has_image_to_encode:
+                    self._encode_image()
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
                     self._prepare_planning()
@@ -138,16 +138,16 @@ class EngineCore:
     def idle(self) -> bool:
         """Whether there is nothing to do until the next call, or until a request times out."""
         waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight)
-        return waits and not self.looks_at_images and self.requests.seconds_to_deadline != 0
+        return waits and not self.has_image_to_encode and self.requests.seconds_to_deadline != 0
 
     @property
-    def looks_at_images(self) -> bool:
-        """Whether requests wait for features of images."""
+    def has_image_to_encode(self) -> bool:
+        """Whether the vision tower has an image to encode, for which requests wait."""
         return self.model.sight is not None and self.model.sight.current_image is not None
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Seconds until the first request times out, 0 if one is late; None: no request has a timeout."""
+        """Seconds until the first request times out, 0 if one is late; None if no request has a timeout."""
         return self.requests.seconds_to_deadline
 
     def add(
@@ -164,8 +164,8 @@ class EngineCore:
             return
         self.requests.add(request, handle, stops, grammar)
 
-    def _see(self) -> None:
-        """Compute more of an image that requests wait for. They fail if that fails, or is refused memory twice."""
+    def _encode_image(self) -> None:
+        """Encode a part of an image that requests wait for. They fail if that fails, or is refused memory twice."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
@@ -189,7 +189,7 @@ class EngineCore:
                     self.requests.fail(answer.group, failed)
         if sight.current_image is not image:
             self._refused_image = None
-            self.scheduler.note_seen(image)
+            self.scheduler.note_image_encoded(image)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
@@ -198,7 +198,7 @@ class EngineCore:
     def pin(
         self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
     ) -> tuple[int, int]:
-        """Pin a prompt's beginning: see `PinnedPrefixes.add`. Raises InvalidRequest if it cannot be kept."""
+        """Pin a prompt's whole blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
@@ -250,7 +250,7 @@ class EngineCore:
         self.runner.begin(self.cache.pools.blocks)
 
     def relieve(self, critical: bool) -> None:
-        """Under memory pressure, free half of the unused cached blocks; if `critical`, all and the arena's free end."""
+        """Under memory pressure, evict half of the unused cached blocks; if `critical`, all, and shrink the arena."""
         with self._memory_change():
             if self.scheduler.is_idle:
                 self.drain()
@@ -261,7 +261,7 @@ class EngineCore:
         self.runner.trim()
 
     def compact(self) -> int:
-        """If nothing runs, move cached blocks together, so that free blocks are contiguous. Return how many moved."""
+        """If idle, move cached blocks together, so that free blocks are contiguous. Return how many blocks moved."""
         with self._memory_change():
             return self._restart_if_refused(self._compact_blocks()) or 0 if self.idle and self.recovery.open else 0
         return 0
@@ -359,7 +359,7 @@ class EngineCore:
         return plan if masked else None
 
     def _collect_due(self, plan: StepPlan | None) -> None:
-        """Collect the step before `plan`, or, without a plan, the step in flight. At most one step runs ahead."""
+        """Collect the step before `plan`; if `plan` is None, the step in flight. At most one step runs ahead."""
         if self._in_flight and (plan is None or len(self._in_flight) > 1):
             self._collect()
         elif plan is None and not self.scheduler.is_idle:
@@ -399,7 +399,7 @@ class EngineCore:
         return standalone_seconds if previous_time is None else now - previous_time
 
     def _restart_if_refused(self, answer: _T | Refusal, plan: StepPlan | None = None) -> _T | None:
-        """Return what the runner or the disk answered. If it is a refusal of memory, restart with less; return None."""
+        """Return the runner's or the disk's `answer`. If memory was refused, restart with less and return None."""
         if not isinstance(answer, Refusal):
             return answer
         self._restart_with_less(plan, answer)
@@ -502,7 +502,7 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
     if config.active_draft is None:
         return InProcessModel(config, wake, has_waiters)
     resolve_model(config.model)  # its error comes first, and is not the draft's
-    with name_draft(config):
+    with name_draft_in_errors(config):
         head_folder = find_head_folder(config.active_draft, config.model, config.on_progress or (lambda progress: None))
     draft = None if head_folder is not None else open_draft(config, has_waiters)
     return InProcessModel(config, wake, has_waiters, draft, head_folder)
@@ -511,8 +511,8 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
 def make_speculation(
     config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None, head: HeadDrafter | None
 ) -> Speculation | None:
-    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts. `head` drafts with
-    the model's own draft head, or with its assistant.
+    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if there is no drafter. `head` uses
+    the model's own draft head, or its assistant.
 
     Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
     take, so a `reproducible` engine drafts none.
@@ -660,7 +660,7 @@ class Recovery:
     """
 
     def __init__(self, core: EngineCore, wake: Callable[[Call], None]) -> None:
-        """`wake(call)` has a call carried out between two steps."""
+        """`wake(call)` has the engine's thread run a call between two steps."""
         self._core = core
         self._wake = wake
         self.losses = 0
@@ -728,7 +728,7 @@ class Recovery:
         self._wake(lambda core: core.recovery.finish_start(this_thread, start_error))
 
     def finish_start(self, thread: threading.Thread, start_error: BaseException | None) -> None:
-        """Go on after `thread` started the workers, or failed with `start_error`. A no-op if the engine was reset."""
+        """Resume after `thread` started the workers, or failed with `start_error`. A no-op if the engine was reset."""
         if thread is not self._start_thread:
             return
         self._start_thread = None

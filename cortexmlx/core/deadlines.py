@@ -38,7 +38,7 @@ class Deadlines:
 
 
 def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
-    """Return `timeout` as an int or float, or None. Raises InvalidRequest unless a request can have that time."""
+    """Return `timeout` as an int or float, or None. Raises InvalidRequest for any other value."""
     seconds: float | None = python_number(timeout)
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and 0 < seconds <= _MAX_SECONDS):

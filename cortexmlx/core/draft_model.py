@@ -51,7 +51,7 @@ def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: F
         keep_last=None,
         speculate=False,
     )
-    with name_draft(config):
+    with name_draft_in_errors(config):
         draft_model = InProcessModel(draft_config, lambda call: None, has_waiters)
     if not draft_model.can_cut_back:
         draft_model.release()
@@ -63,8 +63,8 @@ def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: F
 
 
 @contextmanager
-def name_draft(config: EngineConfig) -> Iterator[None]:
-    """Have the errors of this context say that they are about the draft model of an engine."""
+def name_draft_in_errors(config: EngineConfig) -> Iterator[None]:
+    """Context that puts the draft model's name before the message of a CortexError raised within it."""
     try:
         yield
     except CortexError as error:
@@ -90,8 +90,8 @@ class DraftModel:
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`vocabulary` is how many tokens the engine's model knows. With `share_prefixes`, rows begin with what others
-        have computed. `clock` returns seconds. Raises MemoryRefused.
+        """`vocabulary` is the size of the target model's vocabulary. With `share_prefixes`, rows reuse cached prefixes.
+        `clock` returns seconds. Raises MemoryRefused.
         """
         self.engine_model = engine_model
         self.runner = engine_model.runner
@@ -126,7 +126,7 @@ class DraftModel:
         if not self.needs_drained_pipeline:
             return [None] * len(jobs)
         try:
-            self._guess(jobs, budget)
+            self._draft_tokens(jobs, budget)
             return [self.rows.get_draft(job, budget, self._vocabulary) for job in jobs]
         except Exception:  # an answer needs no guesses
             log.exception("the draft model failed, and guesses nothing from now on")
@@ -151,17 +151,17 @@ class DraftModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of its KV arena now."""
+        """Bytes of the draft model's KV arena now."""
         return self.runner.bytes.arena
 
     def reset(self) -> None:
-        """Begin with empty rows and an empty arena. The old ones are not trusted."""
+        """Start anew with no rows and an empty arena, because the old ones are not trusted."""
         self._in_flight.clear()
         self.runner.forget()
         self.rows = self._make_rows(from_scratch=True)
 
     def relieve(self, critical: bool) -> None:
-        """Free half of the unused cached blocks under pressure; if `critical`, the arena: its texts are recomputed."""
+        """Evict half of the unused cached blocks; if `critical`, release the arena, so that rows are computed again."""
         pools = self.rows.cache.pools
         if critical:
             self._release_arena()
@@ -180,7 +180,7 @@ class DraftModel:
         self.runner.trim()
 
     def tidy(self) -> None:
-        """Drop the tail and the memory of the last step, because no step follows soon."""
+        """Free the tail and the last step's memory, because no step follows soon."""
         self.rows.drop_tail()
         self.runner.settle(NO_STATE_OPS)
 
@@ -192,7 +192,7 @@ class DraftModel:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def _guess(self, jobs: Sequence[Job], count: int) -> None:
+    def _draft_tokens(self, jobs: Sequence[Job], count: int) -> None:
         """Draft the next tokens of the jobs, step by step. At most one step runs ahead. If memory is refused, pause."""
         self.rows.cache.pools.reset_limits()
         start_time = time.perf_counter()

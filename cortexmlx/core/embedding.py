@@ -60,7 +60,7 @@ class Embedder:
         reader = EmbeddingTokenizer(self._tokenizer, files, info, self._vocab_size, prompt, truncate, limit_reason)
         divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
-        def asked() -> Iterator[PoolingPrompt]:
+        def make_prompts() -> Iterator[PoolingPrompt]:
             for index, text in enumerate(text_list):
                 embedding_input = reader.tokenize(index, text)  # type: ignore[arg-type]  # it says what is no text
                 divisors.append(embedding_input.divisor)
@@ -68,7 +68,7 @@ class Embedder:
                 truncated.append(embedding_input.is_truncated)
                 yield PoolingPrompt(embedding_input.tokens, embedding_input.pooling_spec)
 
-        results = self._run_prompts(owner, asked(), client)
+        results = self._run_prompts(owner, make_prompts(), client)
         return Embeddings(
             _finish_embeddings([each.vector for each in results], divisors, files, dimension_count),
             tuple(counts),
@@ -107,7 +107,7 @@ class Embedder:
             )
         head, counts = reranker.encode_shared_prefix(encode, instruction, query), list[int]()
 
-        def asked() -> Iterator[PoolingPrompt]:
+        def make_prompts() -> Iterator[PoolingPrompt]:
             for index, document in enumerate(document_list):
                 tokens, full_token_count = reranker.encode_document(
                     encode, instruction, query, document, support.max_tokens
@@ -125,7 +125,7 @@ class Embedder:
                     tuple(tokens), PoolingSpec(len(tokens) - 1, False, (reranker.yes, reranker.no), shared)
                 )
 
-        results = self._run_prompts(owner, asked(), client)
+        results = self._run_prompts(owner, make_prompts(), client)
         scores = tuple(_sigmoid(float(each.vector[0]) - float(each.vector[1])) for each in results)
         return Reranking(scores, sum(counts), sum(each.cached for each in results))
 

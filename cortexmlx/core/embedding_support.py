@@ -23,7 +23,7 @@ SHARE = 2
 
 @dataclass(frozen=True)
 class EmbeddingSupport:
-    """Whether and how a model embeds and reranks. `spare_blocks`: the blocks of each layer group that this needs."""
+    """Whether and how a model embeds and reranks. `spare_blocks` of each layer group are kept free for that."""
 
     files: EmbeddingSettings | None
     not_embedding: str
@@ -118,7 +118,7 @@ def _unsupported_reason(name: str, runner: Runner, groups: Sequence[LayerGroup])
 
 
 def _value_or_reason(read: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what `read` returns and "", or None and the message of its error."""
+    """Call `read`. Return its result and "", or, if it raises, None and the error's message."""
     try:
         return read(), ""
     except (EmbeddingRefused, ModelCorrupt) as error:

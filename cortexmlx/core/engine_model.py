@@ -34,7 +34,7 @@ class AttentionInUse(Protocol):
 
     @property
     def notes(self) -> Callable[[], tuple[str, ...]]:
-        """A function that returns what takes the reference path, and why."""
+        """A function that returns what is computed by the reference path instead of a kernel, and why."""
 
     @property
     def reconsider(self) -> Callable[[], None]:
@@ -67,14 +67,14 @@ class EngineModel(Protocol):
 
     @property
     def sight(self) -> Sight | None:
-        """What sees images for the model; None if it reads text only."""
+        """The vision tower and its features of images; None if the model reads text only."""
 
     @property
     def images(self) -> ImageWriter | None:
-        """What reads the images in chat messages; None if the model reads text only."""
+        """The preprocessor of images in chat messages; None if the model reads text only."""
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
-        """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""
+        """Return the drafter that uses the model's own draft head or its assistant; None if it has neither."""
 
     @property
     def backend(self) -> AttentionInUse:
@@ -97,7 +97,7 @@ class EngineModel(Protocol):
         """
 
     def reset(self) -> None:
-        """Drop everything but the weights, since an exception may have landed anywhere. `make_cache` must follow."""
+        """Drop everything but the weights, after an exception at an unknown place. `make_cache` must follow."""
 
     def adapter_set(self) -> AdapterSet:
         """Return the model's adapters, none at first. Raises AdapterRefused if the model takes none per request."""

@@ -68,7 +68,7 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
 
 def warn_if_blocking(name: str, other_name: str) -> bool:
-    """Warn if this thread runs an event loop: the loop stands still until the caller's caller returns. In a notebook,
+    """Warn if this thread runs an event loop, which the call of `name` blocks; `other_name` would not. In a notebook,
     where the user waits anyway, there is no warning. Return whether there is a running loop.
     """
     try:
@@ -93,29 +93,29 @@ async def run_on_thread(
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T) -> None:
+    def set_result(result: T) -> None:
         if future.done():
             _start_call(lambda: undo(result))
         else:
             future.set_result(result)
 
-    def fail(error: BaseException) -> None:
+    def set_error(error: BaseException) -> None:
         if not future.done():
             future.set_exception(error)
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             result = work()
         except BaseException as error:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(fail, error)
+                loop.call_soon_threadsafe(set_error, error)
             return
         try:
-            loop.call_soon_threadsafe(settle, result)
+            loop.call_soon_threadsafe(set_result, result)
         except RuntimeError:
             undo(result)
 
-    call = _start_call(run)
+    call = _start_call(run_work)
     try:
         return await future
     except asyncio.CancelledError:

@@ -52,9 +52,9 @@ class RequestHandle(NotCopyable):
         cancel: Callable[[RequestId], None],
         listener: Callable[[TokenEvent], None] | None = None,
         owner: object = None,
-        may_wait: Callable[[], None] = lambda: None,
+        check_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a handle. `may_wait` raises on a thread that would wait for itself."""
+        """Make a handle. `check_thread` raises on a thread that must not wait for the request."""
         self.id = request
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
@@ -65,7 +65,7 @@ class RequestHandle(NotCopyable):
         self.trace: PromptTrace | None = None
         """What was known of its prompt; None: nothing is explained."""
         self._cancel = cancel
-        self._may_wait = may_wait
+        self._check_thread = check_thread
         self._cancelling = False
         self._listener = listener
         self._listener_raised = False
@@ -110,7 +110,7 @@ class RequestHandle(NotCopyable):
     def check_waiting(self) -> None:
         """Raise CortexError on the engine's thread if the request has not ended: waiting would last for ever."""
         if not self.ended:
-            self._may_wait()
+            self._check_thread()
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer. Raises the request's CortexError, or TimeoutError after `timeout` seconds."""
@@ -156,8 +156,8 @@ class RequestHandle(NotCopyable):
             self._waiter_count -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
-        """Set a function to call for each event, for those already there and for the error. It may be called on any
-        thread, and once too often. So whoever calls `take` need not wait.
+        """Have `announce` called for each event, queued ones included, and for the error; None ends that. It may be
+        called on any thread, and once too often, when `take` returns None.
         """
         with self._lock:
             self._announce = announce
@@ -167,7 +167,7 @@ class RequestHandle(NotCopyable):
                 announce()
 
     def take(self) -> TokenEvent | None:
-        """Return the next event, or None, without waiting. The final event is returned once, even if read elsewhere."""
+        """Return the next event or None, without waiting. The last event comes even if `wait` has returned it."""
         with self._lock:
             event = self._events.popleft() if self._events else None if self._end_taken else self._end
             self._end_taken = self._end_taken or (event is not None and event is self._end)
@@ -211,7 +211,7 @@ class RequestHandle(NotCopyable):
         self._call_listener(end)
 
     def abandon(self, error: CortexError) -> None:
-        """Fail the request in a forked child: no thread there holds the lock or waits; the listener is the parent's."""
+        """Fail the request in a forked child, where no other thread holds the lock or waits. Call no listener."""
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._listener = self._announce = None

@@ -75,10 +75,10 @@ class InProcessModel:
         draft: InProcessModel | None = None,
         head_folder: Path | None = None,
     ) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
-        `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if its
-        tokens are not the model's. `head_folder` has the model's assistant, or a checkpoint of the model with its draft
-        head. Raises ModelUnsupported for those of another model.
+        """`wake(call)` has the engine's thread run a call between two steps; the store's threads use it. Nothing is
+        timed while `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises
+        InvalidRequest if its tokens are not the model's. `head_folder` has the model's assistant, or a checkpoint of
+        the model with its draft head. Raises ModelUnsupported for those of another model.
         """
         self._config = config
         self._wake = wake
@@ -94,7 +94,7 @@ class InProcessModel:
         self._sight_notes: tuple[str, ...] = ()
         self._sight_bytes = 0
         self.images: ImageReader | None = None
-        """What reads the images in its messages; None if it reads text only."""
+        """The preprocessor of images in chat messages; None if the model reads text only."""
         try:
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
@@ -148,7 +148,7 @@ class InProcessModel:
         mode = self._mode
         vocab_size = check_logits(loaded)
         self.sight = self._add_sight(mode)
-        """What sees images for the model; None if it reads text only."""
+        """The vision tower and its features of images; None if the model reads text only."""
         self.head = self._add_head(mode)
         """The model's own draft head, or its assistant; None without either, or if nothing is to be drafted."""
         if self.draft is not None:
@@ -285,7 +285,7 @@ class InProcessModel:
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
-        """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""
+        """Return the drafter that uses the model's own draft head or its assistant; None if it has neither."""
         if self.head is None or not isinstance(self.runner, ModelRunner):
             return None
         name = "assistant" if isinstance(self.head, Assistant) else "head"

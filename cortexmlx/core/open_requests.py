@@ -49,7 +49,7 @@ class OpenRequests:
         speculation: Speculation | None,
         adapters: AdapterRegistry,
     ) -> None:
-        """Make it without requests. `processors` are the runner's, `tokenizer` is the model's, `job_numbers` yields the
+        """Begin without requests. `processors` are the runner's, `tokenizer` is the model's, `job_numbers` yields the
         numbers of new jobs, and `adapters` are those that requests can name. `speculation`: None if no tokens are
         drafted.
         """
@@ -175,7 +175,7 @@ class OpenRequests:
         return verified_rows
 
     def _add_tokens(self, answer: OpenAnswer, row: RowTokens, result: StepResult) -> tuple[int, FinishReason | None]:
-        """Add a row's tokens until the answer's text ends. Return how many, and why it ends; None: it goes on."""
+        """Add a row's tokens until the answer ends. Return how many were added, and the finish reason if it ends."""
         num_logprobs, last = row.job.params.logprobs, len(row.tokens) - 1
         for token_index, token in enumerate(row.tokens):
             now, previous_time = time.perf_counter(), answer.last_token_time
@@ -232,7 +232,7 @@ class OpenRequests:
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Seconds until the first request times out, 0 if one is late; None: no request has a timeout."""
+        """Seconds until the first request times out, 0 if one is late; None if no request has a timeout."""
         pending = self._deadlines.pending
         return max(0.0, pending[0][0] - time.perf_counter()) if pending else None
 
@@ -260,7 +260,7 @@ class OpenRequests:
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """Fail the requests whose logits leave no token to choose, and those whose processors raised. If drafts were
-        verified, they may be the reason, and the scheduler has the place computed again without any.
+        verified, they may be the reason: then the scheduler computes that token again without drafts.
         """
         end = 0
         for segment in plan.logit_segments:

@@ -28,11 +28,11 @@ class PromptSource:
     text: str
     variables: TemplateVars
     render: Callable[[Sequence[Message]], str | list[int]]
-    """Renders other messages alike."""
+    """Renders other messages with the same variables and tools."""
 
 
 class ChatTokens(list[int]):
-    """The token ids of rendered messages, with thought marks and allowed calls. For the lengths see `QueuedRequest`."""
+    """A rendered chat's token ids, and what its answer's thoughts and calls look like. Lengths: see `QueuedRequest`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ def tokenize(
     """
     if isinstance(prompt, ChatTokens):
         return prompt
-    calls = None if params is None else make_calls(tokenizer, params)
+    calls = None if params is None else make_allowed_calls(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
         variables = template_variables(tokenizer, prompt)
         with forget_images_after(tokenizer):
@@ -107,8 +107,8 @@ def tokenize(
         return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)
 
 
-def make_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
-    """Return which tools answers may call and how; None: none. Raises InvalidRequest if the model cannot call tools."""
+def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
+    """Return which tools answers may call and how; None without tools. Raises InvalidRequest if the model has none."""
     if not params.offered:
         return None
     if tokenizer.call_format is None:
@@ -136,7 +136,7 @@ def is_quick_to_tokenize(prompt: object) -> bool:
 
 @contextmanager
 def forget_images_after(tokenizer: SharedTokenizer) -> Iterator[None]:
-    """Context in which a prompt becomes tokens. Afterwards only these keep its images, and this thread does not."""
+    """Context in which a prompt is tokenized. At its end, this thread forgets its images; only the tokens keep them."""
     try:
         yield
     finally:
@@ -157,24 +157,24 @@ def _tokenize_messages(
     if not is_message_list or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
 
-    def render_alike(others: Sequence[Message]) -> str | list[int]:
+    def render_messages(others: Sequence[Message]) -> str | list[int]:
         return render(tokenizer, others, variables, calls)
 
-    rendered_prompt, source = render_alike(messages), None
+    rendered_prompt, source = render_messages(messages), None
     if not isinstance(rendered_prompt, str):
         ids = rendered_prompt
     elif memory is None:
         ids = _encode(tokenizer, rendered_prompt, False, check_length)
     else:
         _reject_overlong(tokenizer, rendered_prompt, check_length)
-        ids = memory.tokens(tokenizer, rendered_prompt, render_alike)
+        ids = memory.tokens(tokenizer, rendered_prompt, render_messages)
     thoughts = thoughts_of_answer(tokenizer, rendered_prompt, calls)
     tail_length, anchor_length = (
         count_tail_tokens(tokenizer, rendered_prompt, ids, thoughts),
         0 if memory is None else memory.anchor(thoughts),
     )
     if isinstance(rendered_prompt, str):
-        source = PromptSource(messages, rendered_prompt, variables, render_alike)
+        source = PromptSource(messages, rendered_prompt, variables, render_messages)
     images = None if tokenizer.images is None else tokenizer.images.find_images(ids)
     return ChatTokens(
         ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length, source=source, images=images
@@ -184,7 +184,7 @@ def _tokenize_messages(
 def thoughts_of_answer(
     tokenizer: SharedTokenizer, rendered_prompt: str | list[int], calls: AllowedCalls | None = None
 ) -> Thoughts | None:
-    """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
+    """Return how the answer to a rendered prompt marks its thoughts. The prompt may have opened them already."""
     thoughts = tokenizer.thoughts if calls is None else calls.format.adapt_thoughts(tokenizer.thoughts)
     if thoughts is None:
         return None

@@ -54,7 +54,7 @@ _NEAR = 48
 
 
 class ModelVersion(NamedTuple):
-    """What computed a prompt."""
+    """The model and adapter that computed a prompt."""
 
     identity: str
     """Names the content of the model's files."""
@@ -82,7 +82,7 @@ class PromptPath:
 
 @dataclass(frozen=True, eq=False)
 class PromptTrace:
-    """A prompt on its way: what is known of it before it is computed."""
+    """What is known of a prompt before it is computed; `finish` makes its report."""
 
     history: PromptHistory
     request: QueuedRequest
@@ -91,9 +91,9 @@ class PromptTrace:
     """The report as far as earlier prompts tell: its tokens computed again come after the difference."""
 
     def finish(self, cached: int, on_disk: int, in_memory: int, answer: Sequence[int] | None) -> CacheReport:
-        """Add the prompt to the history, with the tokens of its `answer` (None: not all of it was computed), and return
-        the report. `cached` tokens were found, `on_disk` of them on disk; the blocks of `in_memory` tokens were in
-        memory, whether or not the prompt could begin there.
+        """Add the prompt to the history, with the tokens of its `answer` (None: the prompt was not fully computed), and
+        return the report. `cached` tokens were reused, `on_disk` of them from disk. The blocks of `in_memory` tokens
+        were in memory, but reuse may need a state that was not.
         """
         draft, request = self.draft, self.request
         lost = min(draft.known_tokens, draft.prompt_tokens - 1) - cached
@@ -152,8 +152,8 @@ class PromptHistory:
     def trace(
         self, request: QueuedRequest, source: PromptSource | None, tokenizer: SharedTokenizer, version: ModelVersion
     ) -> PromptTrace:
-        """Compare a prompt with those of its client, and return its trace. `source`: the messages that it was made of;
-        None: it is no chat.
+        """Compare a prompt with those of its client, and return its trace. `source` has its messages; it is None
+        if the prompt is no chat.
         """
         tools = tuple(hash((tool.name, tool.description, tool.parameters)) for tool in request.params.offered)
         path = PromptPath(
@@ -212,7 +212,7 @@ class _Comparison:
     tokenizer: SharedTokenizer
 
     def report(self, known_paths: Sequence[PromptPath], draft: CacheReport) -> CacheReport:
-        """Return `draft` with what `known_paths`, the newest first, tell of the prompt."""
+        """Return the report `draft`, completed by comparing the prompt with `known_paths`, the newest first."""
         version = self.path.version
         same_model = [each for each in known_paths if each.version.identity == version.identity]
         near, shared, repeat = self._find_nearest([each for each in same_model if each.version == version])
@@ -231,8 +231,8 @@ class _Comparison:
         return replace(draft, known_tokens=shared)
 
     def _find_nearest(self, paths: Sequence[PromptPath]) -> tuple[PromptPath | None, int, _Repeat]:
-        """Return the path that has most of the prompt's tokens, how many tokens both begin with, and what they share
-        later: nothing if one of them ends there.
+        """Return the path with most of the prompt's tokens, the length of their common prefix, and the tokens that they
+        share after it: none if one of them is the prefix of the other.
         """
         tokens = self.path.tokens
         shared = [_count_common(tokens, each.tokens) for each in paths]
@@ -251,7 +251,7 @@ class _Comparison:
         return best
 
     def _explain(self, near: PromptPath, shared: int, repeat: _Repeat, draft: CacheReport) -> CacheReport:
-        """Return the report of a prompt that leaves a path after `shared` tokens, and repeats tokens of it later."""
+        """Return the report of a prompt that differs from a path after `shared` tokens, and repeats some later."""
         old, new, offset = self._changed_texts(near, shared, repeat)
         draft = replace(draft, known_tokens=shared, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
         if self.source is None:
@@ -281,8 +281,8 @@ class _Comparison:
         return draft if offset is not None or index < len(near.messages) else replace(draft, message=None, role="")
 
     def _changed_texts(self, near: PromptPath, shared: int, repeat: _Repeat) -> tuple[str, str, int | None]:
-        """Return the two texts of a difference, with the words around it, and the place of the first different
-        character in the prompt's text; None if the tokens do not tell it.
+        """Return the old and the new text where a path and the prompt differ, with the words around, and the index of
+        the first different character in the prompt's text; None if the tokens do not tell it.
         """
         start, end = max(0, shared - _RUN), shared + _NEAR + _RUN
         for _ in range(3):  # a character may take four tokens
@@ -310,9 +310,9 @@ class _Comparison:
         return _shorten(old[begin:old_end]), _shorten(new[begin:new_end]), offset
 
     def _find_character(self, changed: int, offset: int) -> tuple[int, int | None, bool]:
-        """Return the index of the message in which a character of the rendered text is, its place in the message's text
-        or None, and whether it is within that text. `changed` is the first message that another one took the place of:
-        mostly that one, but a template may leave messages out, or write them elsewhere. -1: it is in none.
+        """Find the message that has the rendered text's character `offset`. Return the message's index (-1: none), the
+        character's index in the message's text (None: it is not there), and whether it comes before that text's end.
+        It mostly is `changed`, the first different message, but a template may leave messages out or move them.
         """
         assert self.source is not None
         index, messages = changed, range(len(self.source.messages))
@@ -325,8 +325,8 @@ class _Comparison:
         return changed if changed in (index, index + 1) else -1, None, False
 
     def _find_text(self, index: int) -> tuple[int, int]:
-        """Return where a message's text begins and ends in the rendered text; -1 if the chat template leaves it out, or
-        does not tell. It begins where the rendered text changes if another text takes its place.
+        """Return where a message's text begins and ends in the rendered text; (-1, -1) if that cannot be told. It
+        begins where the rendered text changes if another text takes its place.
         """
         assert self.source is not None
         messages = list(self.source.messages)
@@ -359,7 +359,7 @@ class _Comparison:
 
 
 class _Repeat(NamedTuple):
-    """The tokens after a difference that both prompts have, in runs of at least `_RUN` tokens."""
+    """The tokens that two prompts share after their first difference, in runs of at least `_RUN` tokens."""
 
     tokens: int
     """How many tokens."""
@@ -390,7 +390,7 @@ def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
 
 
 def _hash_runs(tokens: IntArray) -> npt.NDArray[np.int64]:
-    """Return for each place a hash of the `_RUN` tokens that begin there."""
+    """Return a hash of each `_RUN` successive tokens, `[n - _RUN + 1]` for `n` tokens."""
     return np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), _RUN) @ _WEIGHTS
 
 

@@ -155,14 +155,14 @@ async def wait_for_completion(submit: Callable[[Listener], Awaitable[RequestHand
     loop = asyncio.get_running_loop()
     end: asyncio.Future[TokenEvent] = loop.create_future()
 
-    def settle(event: TokenEvent) -> None:
+    def set_end(event: TokenEvent) -> None:
         if not end.done():
             end.set_result(event)
 
     def listen(event: TokenEvent) -> None:
         if event.completion is not None or event.error is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, event)
+                loop.call_soon_threadsafe(set_end, event)
 
     handle = await submit(listen)
     try:

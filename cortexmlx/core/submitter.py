@@ -51,7 +51,7 @@ class Submitter:
         history: PromptHistory | None,
         is_hosted: bool = False,
     ) -> None:
-        """`history`: compares prompts with earlier ones; None: nothing is cached. `is_hosted`: the model is on hosts,
+        """`history` explains what was computed again; None without a prefix cache. `is_hosted`: the model is on hosts,
         where no function of the caller can run.
         """
         self.history = history
@@ -82,7 +82,7 @@ class Submitter:
         adapter: str | None,
         listener: Listener,
     ) -> RequestHandle:
-        """`submit` for asyncio: the event loop waits for no chat template, no grammar and no queue."""
+        """`submit` for asyncio: rendering, compiling a grammar and waiting for a place do not block the event loop."""
         read = partial(self.prepare, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
         quick = is_quick_to_tokenize(prompt) and (params is None or not (params.structured or params.tools))
         submission = read() if quick else await run_on_thread(read, interruptible=True)
@@ -163,9 +163,9 @@ class Submitter:
         adapters: str | Iterable[str | None] | None,
         **options: Unpack[RequestOptions],
     ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-        """Return a function that prepares the `prompts` one after the other, for `AsCompleted`. `adapters` is one for
-        all, or one each. Raises InvalidRequest if both can be counted and differ; otherwise a prompt for which
-        there is none left raises it.
+        """Return a function that prepares one of `prompts` after the other, for `AsCompleted`. `adapters` is one for
+        all, or one each. Raises InvalidRequest at once if `prompts` and `adapters` have different lengths; without
+        lengths, the function raises it when no adapter is left.
         """
         if adapters is None or isinstance(adapters, str) or not is_list(adapters):
             shared_adapter: Any = adapters
@@ -174,7 +174,7 @@ class Submitter:
             raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
         adapter_iterator, sentinel, held = iter(adapters), object(), list[Any]()
 
-        def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
+        def prepare_next(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
             adapter: Any = held.pop() if held else next(adapter_iterator, sentinel)
             if adapter is sentinel:
                 raise InvalidRequest(
@@ -186,7 +186,7 @@ class Submitter:
                 held.append(adapter)
                 raise
 
-        return read
+        return prepare_next
 
     def _loaded_adapter_name(self, name: str | None) -> str | None:
         """Return the name of an adapter that is loaded, or None. Raises UnknownAdapter."""

@@ -294,13 +294,13 @@ class StopStringTable:
         return len(self._children)
 
     def advance(self, node: int, code: int) -> int:
-        """Return the node after one more character: the longest beginning of a stop string at the text's end."""
+        """Return the node after a character: the longest prefix of a stop string that the text so far ends with."""
         while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
             node = self._shorter[node]
         return child or 0
 
     def _add(self, stop: str) -> Iterable[tuple[int, int, int]]:
-        """Add the nodes of one string. Yield each new one: the node before it, the character, and the node."""
+        """Add the nodes of one string. Yield each new node as (its parent, the character, the node)."""
         node = 0
         for code in map(ord, stop):
             parent, key = node, node << _CHARACTER_BITS | code
@@ -470,7 +470,7 @@ class ThoughtSplitter:
         return TextPart(self._held_text, TextKind.ANSWER)
 
     def _part_before_thoughts(self, final: bool) -> TextPart | None:
-        """Return a leading thinking tag and go to the state after it; None while one may come, or the answer began."""
+        """Return a leading thinking tag and advance the state; None if a tag may still come, or if the answer began."""
         body = self._held_text.lstrip()
         blanks = len(self._held_text) - len(body)
         tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skip_text: _SplitState.CLOSED}
@@ -611,8 +611,8 @@ class ThinkingBudget:
         return not self._is_over and (bool(self._forced_tokens) or self._remaining_tokens <= 1)
 
     @property
-    def most_drafts(self) -> int:
-        """How many tokens may be drafted without reaching the limit, whatever they are."""
+    def max_drafts(self) -> int:
+        """How many tokens may be drafted with no chance that they exceed the limit."""
         return sys.maxsize if self._is_over else max(0, self._remaining_tokens - 1)
 
     def count_token(self, token: int) -> None:

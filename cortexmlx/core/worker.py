@@ -53,8 +53,8 @@ _AHEAD = 64
 @dataclass(frozen=True)
 class Submission:
     """A request that is ready to be queued, and has no handle yet. Its answers end at `stops` and follow `grammar`.
-    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace`: what is known of
-    its prompt; None: nothing is explained.
+    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace` begins the
+    prompt's cache report; None if none is made.
     """
 
     request: QueuedRequest
@@ -164,7 +164,7 @@ class Worker:
         answer: _Answer = queue.SimpleQueue()
         error_class = BaseException if any_error else Exception
 
-        def run(core: EngineCore) -> None:
+        def answer_question(core: EngineCore) -> None:
             try:
                 answer.put((question(core), None))
             except error_class as error:
@@ -174,7 +174,7 @@ class Worker:
             with self._lock:
                 self.check_open()
                 self._pending_answers.add(answer)
-                self._calls.put(run)
+                self._calls.put(answer_question)
             value: T
             value, error = take_next(answer)
         finally:
@@ -304,8 +304,8 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a
-        call and carry it out with all queued ones, or wait until a request is late. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call and carry
+        it out with all queued ones, or wait until a request times out. Return False if the engine is to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         deadline, remaining_calls = time.perf_counter() + wait, 0
@@ -387,7 +387,7 @@ os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
 def _make_permits() -> queue.SimpleQueue[None]:
-    """Return a semaphore of `_AHEAD` permits: a queue, as a thrown exception could leave Python's own locked."""
+    """Return a semaphore of `_AHEAD` permits: a queue, since an exception could leave Python's own locked."""
     permits: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(_AHEAD):
         permits.put(None)

@@ -57,7 +57,7 @@ class Admission:
     Some jobs are *parked*: they are in no queue, so they block no other job and cost their client nothing. A fork waits
     for its parent's prompt. A job whose next blocks another job computes may wait for them (see `InFlightPrefixes`). A
     job whose next blocks are on disk waits until they are read (see `DiskLoads`). A job with images that are not cached
-    waits until the model has looked at them. So the time of a step depends on the
+    waits until the vision tower has encoded them. So the time of a step depends on the
     rows, not on the number of waiting jobs. `cost_model` estimates how long computing takes.
     """
 
@@ -84,16 +84,16 @@ class Admission:
         self._num_pooling = 0
         """How many of them end with their prompts, and need no row."""
         self._nobody_at = _NEVER
-        self.want_images: Callable[[Sequence[PreparedImage]], PreparedImage | None] = lambda images: None
-        """Has the model look at images. Returns the last of them to wait for; None if there is nothing to wait for."""
+        self.request_features: Callable[[Sequence[PreparedImage]], PreparedImage | None] = lambda images: None
+        """Asks for the features of images. Returns the last image to wait for; None if all features are there."""
 
     @property
     def jobs_awaiting_images(self) -> list[Job]:
-        """The jobs that wait until the model has looked at their images."""
+        """The jobs that wait for the features of their images."""
         return [job for job, target in self._waits_for.items() if isinstance(target, PreparedImage)]
 
-    def note_seen(self, image: PreparedImage) -> None:
-        """Wake the jobs that wait for an image, because the model has looked at it."""
+    def note_image_encoded(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for the features of an image."""
         self._wake([image])
 
     @property
@@ -133,7 +133,7 @@ class Admission:
         self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running_set.cache.block_size))
 
     def accept_load(self, load: DiskLoad, pieces: Mapping[Key, PieceContent]) -> None:
-        """Take what was read for a disk load, and wake the jobs that wait for it."""
+        """Give a disk load the pieces that were read for it, and wake the jobs that wait for it."""
         if self._disk_loads.complete(load, pieces):
             self._wake([load])
 
@@ -318,7 +318,7 @@ class Admission:
         return None if match is None or is_futile else self._in_flight_prefixes.block_to_await(job, match)
 
     def _image_to_await(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None) -> PreparedImage | None:
-        """Return the image that a job should wait for; None if it should not wait. What is cached of an image needs no
+        """Return the image that a job should wait for; None if it should not wait. Cached tokens of an image need no
         features. A job waits once: if features are dropped again, it halts where it needs them.
         """
         images = job.request.images
@@ -329,7 +329,7 @@ class Admission:
         if load is not None:
             cached = max(cached, load.blocks_after_load * block_size)
         job.has_awaited_images = True
-        return self.want_images([span.image for span in images.spans if span.end > cached])
+        return self.request_features([span.image for span in images.spans if span.end > cached])
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
         """Return the disk load, read or not yet, that continues a match; None if there is none, or for a fork."""
@@ -344,7 +344,7 @@ class Admission:
             self._wake([load])
 
     def _park(self, job: Job, wait_target: WaitTarget) -> None:
-        """Take a job out of the queues until `wait_target` has happened."""
+        """Let a job that is out of its queue wait for `wait_target`: a block, a disk load, an image or its parent."""
         self._waits_for[job] = wait_target
         self._parked_jobs.setdefault(wait_target, {})[job] = None
 
@@ -357,7 +357,7 @@ class Admission:
         self._nobody_at = _NEVER
 
     def _running_tokens(self) -> dict[str, int]:
-        """Return how many tokens each client has running, prompts and answers."""
+        """Return how many tokens each client's running jobs may have in all, prompts and answers."""
         tokens: dict[str, int] = {}
         for job in self._running_set.jobs if self.client_tokens is not None else ():
             if job.client is not None:

@@ -53,8 +53,8 @@ def make_arena_writes(cache: KVCache, scheduled_tokens: ScheduledTokens) -> tupl
 
 
 def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, end_by_lane: Mapping[int, int]) -> Flush:
-    """Return the flush of a window's columns to the arena. Those of lane i go to the slots of its tokens from `base`
-    up to `end_by_lane[i]`, all others to scratch.
+    """Return the flush of a window's columns to the arena. The columns of lane i go to the slots of its tokens
+    `base .. end_by_lane[i]`. All other columns go to the scratch slot.
     """
     writes = []
     for group in range(len(cache.groups)):
@@ -73,7 +73,7 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
     attention_window = cache.groups[group].spec.attention_window
     unit = math.lcm(ORIGIN_UNIT, cache.block_size, (attention_window.tokens or 1) if attention_window.chunked else 1)
 
-    def origin(job: Job) -> int:
+    def table_begin(job: Job) -> int:
         return (
             0
             if attention_window.tokens is None
@@ -81,7 +81,7 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
         )
 
     single_token_jobs = [job for job, count in scheduled_tokens if count == 1]
-    origins = [origin(job) for job in single_token_jobs]
+    origins = [table_begin(job) for job in single_token_jobs]
     lengths = np.array(
         [j.num_computed_tokens + writes_to_arena - o for j, o in zip(single_token_jobs, origins, strict=True)], np.int32
     )
@@ -95,7 +95,7 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
     flat_offset = len(single_token_jobs)
     for job, count in scheduled_tokens:
         if count > 1:
-            begin, first, images = origin(job), job.num_computed_tokens, job.request.images
+            begin, first, images = table_begin(job), job.num_computed_tokens, job.request.images
             parts: Iterable[tuple[int, int, bool]] = [(first, first + count, False)]
             if images is not None:
                 parts = images.attention_pieces(first, count, attention_window.tokens is not None)
@@ -119,7 +119,7 @@ def _make_arena_write(cache: KVCache, group: int, scheduled_tokens: ScheduledTok
 
 
 def _unwritten_slots(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """Return the slots after `end` in a block that `begin .. end` starts. They are zeroed: whole blocks are read."""
+    """Return the slots to zero after tokens `begin .. end`: the rest of the last block if they begin that block."""
     num_unwritten = -end % cache.block_size
     starts_block = begin <= end - end % cache.block_size
     return cache.tables.slots(job.id, group, end, num_unwritten) if num_unwritten and starts_block else EMPTY_INDICES
@@ -133,8 +133,8 @@ class StepBuilder:
     """
 
     def __init__(self, cache: KVCache, has_draft_head: bool = False) -> None:
-        """`has_draft_head`: the model has one, which runs in steps with prompts or drafts, and in the windows that
-        begin while `is_head_awake`.
+        """`has_draft_head` says whether the model has a draft head. It runs in steps with prompts or drafts, and in
+        windows that begin while `is_head_awake`.
         """
         self.cache = cache
         self._has_draft_head = self.is_head_awake = self._window_runs_head = has_draft_head
@@ -147,7 +147,7 @@ class StepBuilder:
         flush: Flush | None,
         cuts: tuple[RowSnapshot, ...] = (),
     ) -> StepPlan:
-        """Build a step that computes scheduled tokens and writes them to the arena. `cuts` are the states to keep."""
+        """Build a step that computes scheduled tokens and writes them to the arena. `cuts`: the states to snapshot."""
         segments, tokens, positions, token_index, sampling_rows = [], [], [], [], []
         features, num_tokens = list[FeaturePiece](), 0
         for job, count in scheduled_tokens:
@@ -166,7 +166,7 @@ class StepBuilder:
                 positions.append(np.arange(first, end, dtype=np.int32))
             else:
                 positions.append(job.request.images.positions_of(first, count))
-                features += job.request.images.pieces(first, count, num_tokens)
+                features += job.request.images.feature_pieces(first, count, num_tokens)
             num_tokens += count
             for num_drafts in range(len(logits)):
                 token_index.append(job.num_planned_outputs + num_drafts)
@@ -208,9 +208,9 @@ class StepBuilder:
         all_committed: bool,
         flush: Flush | None,
     ) -> StepPlan:
-        """Build the decode step of a window's `column`, of `columns`: one token for every lane. Lanes that are not in
-        `jobs_by_lane` are computed and ignored. Unless `all_committed`, the step's input is the result of
-        the step before.
+        """Build a window's decode step, which writes `column` of its `columns`: one token for every lane. Lanes that
+        are not in `jobs_by_lane` are computed and ignored. Unless `all_committed`, the step's input is the
+        result of the step before.
         """
         tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
@@ -254,7 +254,7 @@ class StepBuilder:
         return None if in_place else source
 
     def build_flush(self, flush: Flush | None) -> StepPlan:
-        """Build a step without tokens that only does memory operations, such as `flush`; None: no tail is written."""
+        """Build a step without tokens that does only memory operations, among them `flush` unless it is None."""
         return self._make_plan(StepKind.FLUSH, [], flush=flush)
 
     def forget_results(self) -> None:
@@ -285,7 +285,7 @@ class StepBuilder:
         axes: IntArray | None = None,
         features: tuple[FeaturePiece, ...] = (),
     ) -> StepPlan:
-        """Return the next numbered plan, with the arena's size and the planned operations on states."""
+        """Return a plan with the next number, the arena's size and the planned operations on recurrent states."""
         self.count += 1
         return StepPlan(
             number=self.count,
@@ -316,7 +316,7 @@ class StepBuilder:
 
 
 def _following_tokens(scheduled_tokens: ScheduledTokens) -> IntArray:
-    """Return the token of each text after the scheduled ones; 0 where there is none yet."""
+    """Return for each job the known token after its scheduled ones; 0 if it is not known yet."""
     ends = [(job.tokens, job.num_computed_tokens + count) for job, count in scheduled_tokens]
     return np.array([tokens[end] if end < len(tokens) else 0 for tokens, end in ends], np.int32)
 
@@ -334,21 +334,21 @@ def find_logit_rows(segments: Sequence[Segment]) -> IntArray:
 
 
 def _adapter_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
-    """Return each segment's adapter number (0: none); None if all are 0. Dead lanes have 0: theirs may be gone."""
+    """Return the segments' adapter numbers, or None if no segment has an adapter. The base model's number is 0."""
     return tuple(numbers) if any(numbers) else None
 
 
 def _make_sampling_row(job: Job, num_drafts: int = 0) -> SamplingRow:
-    """Return how to choose the token after the first `num_drafts` drafts of a job."""
+    """Return how to sample the token after the first `num_drafts` drafts of a job."""
     output = [*job.output, *job.drafts[:num_drafts]] if num_drafts else job.output
     prompt: TokenList = job.request.prompt
     if job.request.images is not None:
-        prompt = job.request.images.without_virtual(prompt)
+        prompt = job.request.images.replace_virtual_tokens(prompt)
     return SamplingRow(job.params, job.seed, prompt, output, job.id if job.has_logits_processors else None)
 
 
 def make_scoring(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
-    """Return which log-probabilities of prompts the `segments` of a step compute; None if there are none."""
+    """Return the prompt tokens whose log-probabilities a step's `segments` compute; None if there are none."""
     rows, tokens, top, flat_offset = [], [], 0, 0
     for (job, count), segment in zip(scheduled_tokens, segments, strict=True):
         scored_range = segment.scored
@@ -363,7 +363,7 @@ def make_scoring(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment])
 
 
 def make_pooling(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment]) -> Pooling | None:
-    """Return which states of prompts the `segments` of a step sum up; None if there are none."""
+    """Return the prompt tokens whose hidden states a step's `segments` sum up; None if there are none."""
     rows, weights, counts, logits, flat_offset = [], [], [], [], 0
     for (job, count), segment in zip(scheduled_tokens, segments, strict=True):
         pooled_range, pooling_spec = segment.pooled, job.request.pooling

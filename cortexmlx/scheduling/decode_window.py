@@ -174,7 +174,7 @@ class DrainReason(Enum):
 
 
 class PipelineGate:
-    """Decides if a step may run ahead of the one in flight. `steps` counts planned steps by reason; None: ran ahead."""
+    """Decides if a step may run ahead of the one in flight. `steps` counts steps by drain reason (None: no drain)."""
 
     def __init__(self, running_set: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
         self.steps: Counter[DrainReason | None] = Counter()
@@ -186,7 +186,7 @@ class PipelineGate:
 
     def drain_reason(self, in_flight: int) -> DrainReason | None:
         """Return why nothing may be in flight when the next step is planned; None if it may run ahead. A reason that
-        ends the window stays until nothing is in flight, except for drafts.
+        ends the window stays until nothing is in flight, except VERIFY, which the awaited tokens may contradict.
         """
         reason: DrainReason | None = (
             DrainReason.CONTRADICTED if self._waiting_for is DrainReason.VERIFY else self._waiting_for
@@ -209,7 +209,7 @@ class PipelineGate:
         prefills = drops = verifies = False
         for job in jobs:
             prefills = prefills or job.state is RequestState.PREFILLING
-            drops = drops or (job.keep is not None and job.must_drop)
+            drops = drops or (job.keep is not None and job.must_drop_tokens)
             verifies = verifies or job.drafts_in_flight != () or (job.drafts != () and job.can_decode)
         if prefills:
             return DrainReason.PROMPT

@@ -19,9 +19,9 @@ window.
 
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, no drafts of it are in flight, and its
-    sequence can be cut back. On mlx-lm's own caches, no sequence can. The caller's own
-    functions are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled
-    gets no more.
+    sequence can be cut back, which mlx-lm's own caches do not allow. Jobs with logits processors get no drafts,
+    since these functions are promised a text that grows by one token. Jobs that are `spoiled` get none either: see
+    `accept_drafts`.
     """
     return job.can_decode and not (
         job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or not cache.can_take_back_drafts
@@ -29,13 +29,13 @@ def can_draft(job: Job, cache: KVCache) -> bool:
 
 
 def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
-    """Set the first of `tokens` as drafts that the job's next step verifies: at most `MAX_DRAFTS`, and as many as may
-    be drafted of its answer. A token outside the vocabulary ends them: nothing could be computed for it.
+    """Set the first of `tokens` as drafts that the job's next step verifies: at most `MAX_DRAFTS`, and at
+    most `job.max_drafts`. A token outside the vocabulary cuts them off: nothing could be computed for it.
 
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        job.drafts = cut_to_vocabulary(tokens[: min(MAX_DRAFTS, job.most_drafts)], vocab_size)
+        job.drafts = cut_to_vocabulary(tokens[: min(MAX_DRAFTS, job.max_drafts)], vocab_size)
 
 
 def cut_to_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def cut_to_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]
 
 
 def fit_drafts(job: Job, cache: KVCache) -> None:
-    """Keep only the drafts for which the cache has room, and reserve it: no other row gives up blocks for them."""
+    """Cut a job's drafts to those for which the cache has room without preemption, and reserve that room."""
     if not (job.drafts and job.can_decode):
         job.drafts = ()
         return
@@ -60,8 +60,8 @@ def fit_drafts(job: Job, cache: KVCache) -> None:
 
 
 def accept_drafts(job: Job, tokens: Sequence[int], first: int, running_set: RunningSet) -> RowTokens:
-    """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
-    results begin at `first`. What was computed for wrong drafts is cut off.
+    """Append the tokens that a verifying step chose for a job: one, and one more for each accepted draft. `first` is
+    the first one's row in the result. Cut off what was computed for rejected drafts.
 
     If no token can be chosen at one of the places, a wrong draft may have left NaN in the job's last block. Then the
     job is `spoiled`, and that block is not shared.

@@ -26,7 +26,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class _Account:
-    """What one client has had, and has waiting and running."""
+    """One client's token count, and how many of its requests wait and run."""
 
     tokens: int
     """Its place on a scale that all clients share: the tokens that it has had, and where it began, near `now`."""
@@ -41,7 +41,7 @@ class _Account:
 
 
 class FairShare:
-    """Counts the tokens that each client has had. The counts decide whose turn it is.
+    """Counts the tokens that each client was charged. The counts decide whose turn it is.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
@@ -62,7 +62,7 @@ class FairShare:
         return len(self._accounts)
 
     def tokens(self, client: Client) -> int:
-        """Return how many tokens a waiting or running client has had."""
+        """Return how many tokens a waiting or running client was charged."""
         return self._accounts[client].tokens
 
     def place(self, client: Client) -> Place:
@@ -105,7 +105,7 @@ class FairShare:
         self._drop_idle_accounts()
 
     def settle(self, job: Job) -> bool:
-        """Charge what a running job has generated beyond what is paid. Return whether that was anything."""
+        """Charge the tokens that a running job has generated and not paid yet. Return whether there were any."""
         return self._charge_up_to(job, job.price + max(job.num_generated, _advance_tokens(job)))
 
     def end(self, job: Job) -> None:
@@ -143,17 +143,17 @@ class FairShare:
         if not self._open:
             self.clear()
         elif not self._accounts[client].is_idle_debtor:
-            self._drop_or_keep(client)
+            self._drop_account_if_idle(client)
 
     def _drop_idle_accounts(self) -> None:
-        """Drop the accounts of idle clients that have had no more tokens than a new client begins with."""
+        """Drop the accounts of idle clients that were charged no more tokens than a new client begins with."""
         while self._idle_debtors and self._idle_debtors[0][0] <= self.now + QUANTUM:
             *_, client = heappop(self._idle_debtors)
             self._accounts[client].is_idle_debtor = False
-            self._drop_or_keep(client)
+            self._drop_account_if_idle(client)
 
-    def _drop_or_keep(self, client: Client) -> None:
-        """If a client is idle, drop its account, or keep it until the others have had as many tokens."""
+    def _drop_account_if_idle(self, client: Client) -> None:
+        """If a client is idle, drop its account, or keep it until the others were charged as many tokens."""
         account = self._accounts[client]
         if account.requests or account.rows:
             return
@@ -166,7 +166,7 @@ class FairShare:
 
 
 def tokens_to_begin(job: Job) -> int:
-    """Return how many tokens a job needs to begin: its own, cached or not, and the advance for its answer."""
+    """Return how many tokens a job takes up when it begins: its own, cached or not, and its answer's advance."""
     return len(job.tokens) + max(0, _advance_tokens(job) - job.num_generated)
 
 

@@ -105,7 +105,7 @@ class Job:
     """Tokens that its client has paid for its prompt."""
     paid_tokens: int = 0
     """Tokens that its client has paid in all."""
-    most_drafts: int = sys.maxsize
+    max_drafts: int = sys.maxsize
     """How many of its next tokens may be drafted at most: the token after them may have to be one that depends on the
     text before it.
     """
@@ -158,7 +158,7 @@ class Job:
 
     @property
     def position_shift(self) -> int:
-        """How much the position of a token of its answer differs from its index: see `ImageLayout`."""
+        """The rotary position of an answer's token minus its index: see `ImageLayout`."""
         return 0 if self.request.images is None else self.request.images.shift
 
     @property
@@ -206,14 +206,14 @@ class Job:
         )
 
     @property
-    def must_drop(self) -> bool:
+    def must_drop_tokens(self) -> bool:
         """Whether it has to drop tokens from its row before its next one."""
         if self.keep is None or self.state is not RequestState.DECODING:
             return False
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def lose_row(self) -> int:
-        """Note that its row and blocks are gone, for any reason. Drop what `keep` drops; return how many tokens."""
+        """Reset the job after its row and blocks are gone. Drop the tokens that `keep` drops, and return how many."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
@@ -222,7 +222,7 @@ class Job:
         return self.drop_tokens()
 
     def drop_tokens(self) -> int:
-        """Drop the tokens that `keep` does not keep in a text of this length. Return how many."""
+        """Drop the tokens that `keep` does not keep of a text of this length. Return how many were dropped."""
         removed_tokens = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
         self.dropped_tokens += removed_tokens
         self.drops += bool(removed_tokens)
@@ -255,9 +255,9 @@ class Job:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of its first tokens may be taken from the cache instead of computed: all but the last. While its
-        text is scored: those before the next token to score. Of a prompt whose states are summed up: those that it
-        shares, before the next state that counts.
+        """How many of its first tokens may be taken from the cache instead of computed: usually all but the last. While
+        its text is scored, only tokens before the next one to score. If its states are pooled, only shared tokens
+        before the next one to pool.
         """
         max_reusable = len(self.tokens) - 1
         if self.is_pooling:
@@ -337,7 +337,7 @@ class Job:
 
 
 def adapter_order(job: Job) -> int:
-    """Sort key of the rows of a step: rows of one adapter are computed together."""
+    """Return the sort key of a job in a step: rows of one adapter are computed together."""
     return job.adapter
 
 

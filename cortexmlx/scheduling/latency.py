@@ -36,8 +36,8 @@ class CostModel:
         self.seconds_per_token = new_cost if old_cost is None else old_cost + _NEWEST_WEIGHT * (new_cost - old_cost)
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """Update the estimate from a step that took `seconds`, if it computed pieces of prompts and waited for no
-        disk. Drafted tokens that it verified besides take their share of the time.
+        """Update the estimate from a step that took `seconds`, if it computed pieces of prompts and loaded nothing from
+        disk. The share of verified drafts in the time is left out.
         """
         if plan.loads or all(len(segment.logits) == segment.count for segment in plan.segments):
             return
@@ -62,9 +62,9 @@ class CostModel:
         )
 
     def lone_budget(self, min_tokens: int, max_tokens: int, context: int) -> int:
-        """Return how many prompt tokens a step without decoding rows may compute: at least `min_tokens`, and up to
-        `max_tokens` as far as they take `LONE_SECONDS` at most, since a new request waits for the step's end. They come
-        after a prompt's first `context` tokens, and have `LONE_SCORES` scores of a head at most.
+        """Return how many prompt tokens a step without decoding rows may compute after `context` earlier tokens: at
+        least `min_tokens`. More, up to `max_tokens`, must take at most `LONE_SECONDS`, since a new request waits for
+        the step's end, and have at most `LONE_SCORES` attention scores per head.
         """
         while max_tokens > min_tokens and max_tokens * (context + max_tokens) > LONE_SCORES:
             max_tokens //= 2

@@ -85,7 +85,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The states of prompts that a step sums up, for `n` segments, one after the other."""
+    """The hidden states of prompts that a step sums up, for each of `n` segments."""
 
     rows: IntArray
     """`[k]` flat indices of the tokens whose states count."""
@@ -207,7 +207,7 @@ class StepMemory(Protocol):
 
 
 def prepare_memory(plan: StepPlan, memory: StepMemory) -> None:
-    """Carry out a step's memory operations before its forward pass, in the only correct order:
+    """Carry out a step's memory operations before its forward pass, in the only correct order.
 
     1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
     after the new end, or be a target of the following operations.

@@ -49,7 +49,7 @@ class RunningSet:
     @property
     def jobs_to_shorten(self) -> list[Job]:
         """The rows that must drop tokens before their next one, in order."""
-        return sorted((job for job in self.jobs if job.must_drop), key=lambda j: j.order)
+        return sorted((job for job in self.jobs if job.must_drop_tokens), key=lambda j: j.order)
 
     @property
     def jobs_by_turn(self) -> list[Job]:
@@ -112,7 +112,7 @@ class RunningSet:
         assert self._text_tokens == sum(map(_missing_tokens, texts)), "the count of the tokens of texts is wrong"
 
     def initial_keys(self, job: Job) -> list[Key]:
-        """Return the block keys of a new job's prompt: for a fork, its parent's, if that still has the prompt."""
+        """Return the block keys of a new job's prompt. A fork takes its parent's, unless the parent dropped tokens."""
         parent = job.fork_of
         if parent is None or parent.drops:
             return self.compute_job_keys(job)
@@ -125,8 +125,8 @@ class RunningSet:
         return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.block_salt)
 
     def fits(self, job: Job, match: PrefixMatch | None) -> bool:
-        """Return whether there are blocks for a job and one more for every row. Headroom may be dropped, and the
-        sources of copies released, for that. The first row always fits.
+        """Return whether there are blocks for a job and one more for every row, even if only after headroom is dropped
+        and the sources of copies are released. The first row always fits.
         """
         if not self.jobs:
             return True
@@ -149,7 +149,7 @@ class RunningSet:
         )
 
     def make_room(self, job: Job, match: PrefixMatch | None) -> PrefixMatch | None:
-        """Drop headroom if a job that fits needs it. Return the job's match after that.
+        """Drop headroom if a job that fits needs it. Return the job's match, a new one if cached blocks were evicted.
 
         A pooling job evicts nothing that other jobs have cached, unless none of them runs: then the system has taken
         memory away, and the job could never begin.
@@ -212,9 +212,9 @@ class RunningSet:
         return parent if self.cache.can_fork(parent.id, job.kept_prompt_length - 1) else None
 
     def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
-        """Set up a job's recurrent state, and choose the positions at which to keep copies of it, for jobs that begin
-        there: before the last token of the prompt, before the thoughts that it opens, where the next turn's text
-        differs, and where the prompt leaves what was cached before. Windows are kept at the same positions.
+        """Set up a job's recurrent state, and choose the positions of its snapshots, at which later jobs can begin:
+        before the prompt's last token, before the thinking tags at its end, where the next turn's text differs, and
+        where the cached prefix ended. What windows see is kept at the same positions.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
@@ -230,12 +230,12 @@ class RunningSet:
         job.cuts = {
             position for position in wanted_cuts | {match.chain if match else 0} if position > job.num_computed_tokens
         }
-        job.spare_cuts = self._spare_cut_places(job) - job.cuts if shared and not job.is_pooling else set()
+        job.spare_cuts = self._spare_snapshot_positions(job) - job.cuts if shared and not job.is_pooling else set()
 
-    def _spare_cut_places(self, job: Job) -> set[int]:
-        """Return places within a prompt, each twice as far from its end as the one after it. A later prompt that is
-        different near its end, such as one with one more tool, then computes at most twice what is new. Wide windows
-        take much memory, so there are fewer places: four times as far, and four times as much.
+    def _spare_snapshot_positions(self, job: Job) -> set[int]:
+        """Return positions in a prompt for spare snapshots, each twice as far from its end as the next. A later prompt
+        that differs near its end, such as one with one more tool, then computes at most twice what is new. With wide
+        windows, which take much memory, it is four times as far, and at most four times as much.
         """
         windows = [group.spec.window or 0 for group in self.cache.groups]
         first, ratio = (_FIRST_SPARE_DISTANCE, 2) if max(windows) <= _FIRST_SPARE_DISTANCE else (4 * max(windows), 4)
@@ -246,17 +246,17 @@ class RunningSet:
         return positions
 
     def _next_turn_anchor(self, job: Job) -> int:
-        """Return after how many tokens the next turn's text differs; 0 if that is unknown, or tokens were dropped."""
+        """Return how many prompt tokens the next turn will keep; 0 if that is unknown, or if tokens were dropped."""
         return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Mark the state at the next turn's anchor as used, so that states after it are dropped first."""
+        """Mark the snapshot at the next turn's anchor as used, so that later snapshots are dropped before it."""
         anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)
 
-    def plan_cuts(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan which recurrent states to keep within a step that computes so many tokens of each job. None is kept
+    def plan_snapshots(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
+        """Plan the snapshots of recurrent states in a step that computes so many tokens of each job. There is none
         after a drafted token.
         """
         cuts = []
@@ -281,10 +281,10 @@ class RunningSet:
         return copies
 
     def reserve(self, job: Job, tokens: int) -> bool:
-        """Reserve blocks for `tokens` tokens of a running job, and drop headroom if there are too few.
+        """Reserve blocks for `tokens` tokens of a running job. Return False if another row must be preempted first.
 
-        If the system refuses memory, the job gets what the cache can have, and ends there. Return False if another row
-        must go first. Raises KVCacheFull if there is no other row.
+        If there are too few blocks, headroom is dropped. If the system refuses memory, the job gets what the cache can
+        have, and ends there. Raises KVCacheFull if there is no other row.
         """
         if tokens > self.cache.tables.capacity_tokens:
             self.cache.pools.reset_limits_if_cheap()
@@ -314,7 +314,7 @@ class RunningSet:
         return any(job.drafts_in_flight or (job.drafts and job.can_decode) for job in self.jobs)
 
     def note_stored(self, job: Job, tokens: int) -> None:
-        """Note that a job's first `tokens` tokens are in the arena, or will be before a read; cache their blocks."""
+        """Note that a job's first `tokens` tokens are in the arena, or will be before any read. Cache their blocks."""
         previous_stored = job.num_stored_tokens
         self._text_tokens -= tokens - previous_stored if job.is_pooling else 0
         job.num_stored_tokens = tokens
@@ -326,7 +326,7 @@ class RunningSet:
         self.changes += 1
 
     def should_cache_newest(self, job: Job) -> bool:
-        """Return whether an ended job's newest tokens are to be cached, too: if it finished well, or they are needed.
+        """Return whether to cache an ended job's newest tokens, too: if it finished, or if other jobs need them.
 
         Other jobs can also begin with the older tokens of a cancelled job. But if a text can only continue at the end
         of another (`needs_ends`), they need the newest tokens of a cancelled job.
@@ -344,8 +344,8 @@ class RunningSet:
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Free the blocks of a job that has no row any more. What it stored stays cached, and so does its newest
-        state, unless that is of more tokens.
+        """Free the blocks of a job that has no row any more. Its stored tokens stay cached, and its newest recurrent
+        state, too, unless that includes tokens that are not cached.
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
@@ -355,7 +355,7 @@ class RunningSet:
             num_cacheable -= num_cacheable % self.cache.block_size
         self.cache.states.end_row(job.row, job.id, job.state_at if job.state_at <= num_cacheable else 0)
         if self.shares_prefix(job):
-            self.cache.cache_and_free(job.id, job.tokens, num_cacheable, job.keys, evict_first=job.must_drop)
+            self.cache.cache_and_free(job.id, job.tokens, num_cacheable, job.keys, evict_first=job.must_drop_tokens)
         else:
             self.cache.free(job.id)
         self.changes += 1

@@ -133,7 +133,7 @@ class Scheduler:
     # -- requests come and go -----------------------------------------------------------------------------------------
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` can never be answered."""
+        """Raise PromptTooLong, with the numbers, if a prompt of `prompt_tokens`, or more if `at_least`, never fits."""
         self.limits.check_prompt(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
@@ -198,9 +198,9 @@ class Scheduler:
         self._admission.clear()
 
     def restart_rows(self, rows: int | None = None) -> None:
-        """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what that was to
-        write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now
-        on; but if it had a larger piece of a prompt than usual, only the pieces have the usual size for a while.
+        """Requeue all running jobs with nothing but their tokens, after a step that failed. All cached blocks are
+        dropped, since they cannot be trusted. If the step was refused memory, at most `rows` rows run from now on; but
+        if it had a larger piece of a prompt than usual, only the pieces have the usual size for a while.
         """
         if rows is not None:
             if self.has_large_piece:  # the usual pieces may be possible
@@ -226,8 +226,8 @@ class Scheduler:
         if job_id in self._jobs:
             drafts.set_drafts(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
-    def wake_head(self, is_awake: bool) -> None:
-        """Have the model's draft head run in decode steps, or not. What it misses only makes its guesses worse."""
+    def set_head_awake(self, is_awake: bool) -> None:
+        """Set whether the model's draft head runs in decode steps. Tokens that it misses only make its drafts worse."""
         self._builder.is_head_awake = is_awake
 
     def locate_rows(self, jobs: Sequence[Job]) -> tuple[GroupStep, ...] | None:
@@ -267,18 +267,18 @@ class Scheduler:
             self._shrink_requested = False
             self.cache.pools.shrink(1)
 
-    def await_images(self, want: Callable[[Sequence[PreparedImage]], PreparedImage | None]) -> None:
-        """Have jobs wait for the features of their images before they begin: see `Admission.want_images`."""
-        self._admission.want_images = want
+    def set_request_features(self, request_features: Callable[[Sequence[PreparedImage]], PreparedImage | None]) -> None:
+        """Set the function that asks for features of images: see `Admission.request_features`."""
+        self._admission.request_features = request_features
 
     @property
     def jobs_awaiting_images(self) -> list[Job]:
-        """The jobs that wait until the model has looked at their images."""
+        """The jobs that wait for the features of their images."""
         return [*self._admission.jobs_awaiting_images, *self._halted_jobs]
 
-    def note_seen(self, image: PreparedImage) -> None:
-        """Wake the jobs that wait for an image, because the model has looked at it."""
-        self._admission.note_seen(image)
+    def note_image_encoded(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for the features of an image."""
+        self._admission.note_image_encoded(image)
         self._halted_jobs = []
 
     @property
@@ -357,7 +357,7 @@ class Scheduler:
         self._admission.recheck_queue()
 
     def end_stuck_jobs(self) -> None:
-        """End the jobs that are stuck because the cache may not grow now. While others run, waiting jobs wait on."""
+        """End the running jobs that are stuck because the cache may not grow now; if none runs, the waiting ones."""
         self._growth.note_refusal()
         self._running_set.has_outgrown_cache = False
         jobs = self._running_set.jobs or self._jobs.values()
@@ -408,7 +408,7 @@ class Scheduler:
             drafts.fit_drafts(job, self.cache)
         decoding = [j for j in self._running_set.jobs if j.can_decode]
         prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
-        self._halted_jobs = [j for j in prefilling if not self._count_seen(j, 1)]
+        self._halted_jobs = [j for j in prefilling if not self._count_before_missing_image(j, 1)]
         prefilling = [j for j in prefilling if j not in self._halted_jobs]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
         self.has_large_piece = False
@@ -423,16 +423,16 @@ class Scheduler:
         for job, count in zip(prefilling, counts, strict=True):
             count = min(count, budget)  # less than its share if an image before it took more
             if count > 0 and job.is_running:
-                count = self._count_fitting(job, count)
+                count = self._count_without_preemption(job, count)
                 if job.request.images is not None:
-                    count = job.request.images.whole_images(job.num_computed_tokens, count)
-                    count = self._count_seen(job, count)
+                    count = job.request.images.fit_to_whole_images(job.num_computed_tokens, count)
+                    count = self._count_before_missing_image(job, count)
                 if count > budget and prefill_counts:
                     continue  # the next step has room for the image, or begins with it
                 try:
                     self._make_room(job, job.num_computed_tokens + count)
                 except KVCacheFull:  # the system refuses what the cache was to grow by
-                    count = count if job.request.images is not None else self._count_fitting(job, count)
+                    count = count if job.request.images is not None else self._count_without_preemption(job, count)
                     self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
                 budget -= count
@@ -442,23 +442,25 @@ class Scheduler:
         scheduled_tokens = sorted(job_counts, key=lambda each: (each[1] > 1, adapter_order(each[0])))
         if not scheduled_tokens:
             return None
-        plan = self._builder.build_mixed(scheduled_tokens, flush, self._running_set.plan_cuts(scheduled_tokens))
+        plan = self._builder.build_mixed(scheduled_tokens, flush, self._running_set.plan_snapshots(scheduled_tokens))
         self._advance_jobs(plan, scheduled_tokens)
         self.has_large_piece = sum(count for _, count in prefill_counts) > self.backoff.tokens
         return plan
 
-    def _count_fitting(self, job: Job, count: int) -> int:
-        """Return how many of a job's next `count` tokens need no block of another row; at least one."""
+    def _count_without_preemption(self, job: Job, count: int) -> int:
+        """Return how many of a job's next `count` tokens fit without preempting another row; at least one."""
         return max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
 
-    def _count_seen(self, job: Job, count: int) -> int:
-        """Return how many of a job's next `count` tokens come before an image that has no features now, as when a
-        prompt has more images than are kept. The model looks at that image now.
+    def _count_before_missing_image(self, job: Job, count: int) -> int:
+        """Return how many of a job's next `count` tokens come before an image without features, and ask for these
+        features. They may be missing because a prompt has more images than are kept.
         """
-        images, want = job.request.images, self._admission.want_images
+        images, request = job.request.images, self._admission.request_features
         if images is None:
             return count
-        return images.seen_tokens(job.num_computed_tokens, count, lambda image: want([image]) is None)
+        return images.tokens_before_missing_image(
+            job.num_computed_tokens, count, lambda image: request([image]) is None
+        )
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """Plan a DECODE step: one token for every lane of the window. Open a window if none is open."""
@@ -492,8 +494,8 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Make room for `tokens` tokens of a running job. It ends if it does not fit alone, since the system refuses
-        what its windows need, or an image that no step may cut.
+        """Make room for `tokens` tokens of a running job. End the job if it does not fit even alone, because the system
+        refuses the memory for its windows, or for an image that no step may cut.
         """
         try:
             self._make_room(job, tokens)
@@ -523,9 +525,9 @@ class Scheduler:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[RowTokens]:
-        """Give the tokens of a finished step, which took `seconds`, to their jobs, and return them row by row. Those
-        of a job that has lost its row since are dropped. A job whose row has a reason to end goes on until `finish`
-        ends it.
+        """Append the tokens of a finished step, which took `seconds`, to their jobs, and return them row by row. Tokens
+        of a job that has lost its row since are dropped. A job with a finish reason runs until `finish` is
+        called.
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.cost_model.learn(plan, seconds)

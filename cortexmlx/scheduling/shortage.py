@@ -36,8 +36,8 @@ class LengthLimits:
         return min(self.context if self.keep is None else _MAX_LENGTH, self.max_request_tokens or _MAX_LENGTH)
 
     def check_prompt(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for one token of an answer: in
-        the model's context, in the longest request, or in a cache of `capacity` tokens.
+        """Raise PromptTooLong if a prompt of `tokens` tokens, or more if `at_least`, leaves no room for one token of an
+        answer: in the model's context, in the longest request, or in a cache of `capacity` tokens.
 
         A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """
@@ -109,9 +109,9 @@ def limit_answer(job: Job, capacity: int) -> None:
 
 
 def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
-    """Limit the answers of the jobs that can get no further token in the cache, and return these jobs. Their answer
-    has reached its end, or their prompt alone is too long. Other answers stay as long as they may be: the cache may
-    have grown before they fill it.
+    """Return the jobs that can get no further token in a cache of `capacity` tokens, and limit their answers to that.
+    Their answer has reached its end, or their prompt alone is too long. Other jobs keep their limits, because the
+    cache may grow before they fill it.
     """
     stuck_jobs = []
     for job in jobs:
@@ -218,7 +218,7 @@ class RefusalRetry:
 
     @property
     def must_wait(self) -> bool:
-        """Whether it was refused so lately that it is not to be tried yet."""
+        """Whether the last refusal is too recent to try again."""
         return self._good_steps < self.wait
 
     def note_refusal(self) -> None:
@@ -226,7 +226,7 @@ class RefusalRetry:
         self.wait, self._good_steps = min(max(STEPS_TO_RELAX, 2 * self.wait), MAX_STEPS), 0
 
     def note_good_step(self) -> bool:
-        """Count a good step. Return whether it may be tried again from now on."""
+        """Count a good step. Return whether this is the first one after which to try again."""
         if not self.wait:
             return False
         self._good_steps += 1

@@ -15,7 +15,7 @@ from weakref import ref
 
 from cortexmlx.core.arguments import checked_params
 from cortexmlx.core.event_loop import read_with_timeout
-from cortexmlx.core.prompt import forget_images_after, make_calls
+from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -123,18 +123,18 @@ class Conversation:
         return len(self._begin_turn(self._with_question(question)).prompt)
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
-        """Stop sending the oldest turns, one after the other, until `question` (None: the last one) and `answer` tokens
-        have room: all turns if that is not enough, none if the question alone has no room. Those turns stay in
-        `messages`, and `unsent` counts them. Return how many messages this call leaves out. The system prompt is always
-        sent.
+        """Stop sending the oldest turns, until the prompt for `question` (None: the last question) leaves room for an
+        answer of `answer` tokens. If no earlier turn fits, send the question alone; if even that is too long, leave out
+        nothing. Unsent turns stay in `messages`, and `unsent` counts their messages. Return how many messages this call
+        leaves out. The system prompt is always sent.
         """
         messages, longest_request = self._with_question(question), self._engine.longest_request
 
-        def tokens(begin: int) -> int:
+        def count_prompt_tokens(begin: int) -> int:
             return len(self._begin_turn(messages, begin).prompt)
 
         previous_unsent = self.unsent
-        self.unsent = first_message_that_fits(answer, longest_request, messages, tokens, previous_unsent)
+        self.unsent = first_message_that_fits(answer, longest_request, messages, count_prompt_tokens, previous_unsent)
         return self.unsent - previous_unsent
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Conversation:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        reply = Reply(self._read_turn(self._with_question(question), params or self.params, timeout)(None))
+        reply = Reply(self._prepare_turn(self._with_question(question), params or self.params, timeout)(None))
         self._open = ref(reply)
         return reply
 
@@ -183,7 +183,7 @@ class Conversation:
         self, question: Question | None = None, params: Params = None, *, timeout: float | None = None
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
-        reply = AsyncReply(partial(self._read_turn, self._with_question(question), params or self.params, timeout))
+        reply = AsyncReply(partial(self._prepare_turn, self._with_question(question), params or self.params, timeout))
         self._open = ref(reply)
         return reply
 
@@ -342,7 +342,7 @@ class Conversation:
 
     @contextmanager
     def _running_functions(self) -> Iterator[None]:
-        """Note, for `_check_not_answering`, that functions run in this context, between two answers of a turn."""
+        """Context in which tools run, between two answers of a turn. `_check_not_answering` raises meanwhile."""
         self._runs_functions = True
         try:
             yield
@@ -378,23 +378,23 @@ class Conversation:
         return [*system, *messages]
 
     def _replace_messages(self, messages: tuple[Message, ...], unsent: int | None = None) -> None:
-        """Replace the messages, and `unsent` unless it is None. If all messages would be unsent, none is."""
+        """Replace the messages, and `unsent` unless it is None. Set `unsent` to 0 if it would cover all messages."""
         self._messages, self._finished_turn = messages, None
         self.unsent = self.unsent if unsent is None else unsent
         if self.unsent >= len(messages):
             self.unsent = 0
 
     def _begin_turn(self, messages: tuple[Message, ...], unsent: int | None = None, params: Params = None) -> Turn:
-        """Render and tokenize a turn for `messages` without the first `unsent` (None: as many as are not sent now)."""
+        """Render and tokenize a turn for `messages` without the first `unsent` of them (None: `self.unsent`)."""
         if not self._engine.info.chat_template:
             raise InvalidRequest(f"{self._engine.info.name} has no chat template, so it cannot hold a conversation")
         sent_messages = messages[self.unsent if unsent is None else unsent :]
-        calls = make_calls(self._reader, params or self.params)
+        calls = make_allowed_calls(self._reader, params or self.params)
         shown_messages = self._with_system(sent_messages)
         with forget_images_after(self._reader):
             return begin_turn(self._reader, self._transcript, messages, shown_messages, self.template_vars, calls)
 
-    def _read_turn(
+    def _prepare_turn(
         self, messages: tuple[Message, ...], params: SamplingParams, timeout: float | None
     ) -> Callable[[Listener | None], StartedTurn]:
         """Render and tokenize a turn. Return a function that submits its request and returns the started turn."""
@@ -406,15 +406,15 @@ class Conversation:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)
         submit = partial(self._engine.submit, turn.prompt, params, timeout=timeout)
 
-        def start(listener: Listener | None) -> StartedTurn:
+        def start_turn(listener: Listener | None) -> StartedTurn:
             handle = submit(listener=listener, client=self._client, adapter=self.adapter)
             return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
 
-        return start
+        return start_turn
 
     def _end_turn(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
-        """Add a turn that has ended to the conversation, with its first answer that was not cancelled before any text,
-        and keep all answers for `choose`. Without such an answer, nothing changes.
+        """Add a turn that has ended to the conversation, with its first answer that has text or was not cancelled. Keep
+        all answers for `choose`. Without such an answer, nothing changes.
         """
         answers = (completion, *completion.others)
         kept_answer = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
@@ -438,8 +438,8 @@ _OF_TOKENS = ("logit_bias", "stop_token_ids")
 
 @dataclass(frozen=True)
 class ConversationSettings:
-    """The sampling parameters and template variables of a conversation that apply to a model, and `notes` on the
-    settings left out: with them, every turn would be refused, or mean something else.
+    """The sampling parameters and template variables of a conversation that apply to a model. `notes` list the settings
+    left out, with which every turn would be refused, or mean something else.
     """
 
     params: SamplingParams

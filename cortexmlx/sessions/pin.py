@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import Prompt, make_calls, render, template_variables, tokenize
+from cortexmlx.core.prompt import Prompt, make_allowed_calls, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, save_prefix
 from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
@@ -40,7 +40,7 @@ _WRITE_SECONDS = 60.0
 
 class Pin:
     """A prefix of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks, with a `name` or None. It
-    lasts until `unpin`, the end of its lifetime, of a `with`, or of the engine, also if the object is dropped.
+    lasts until `unpin`, the end of its lifetime, of its `with` or of the engine, even if this object is dropped.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
             worker.ask(lambda core: core.pins.give_name(number, name))
             if wait_for_store(worker) is StoreState.OPEN:
                 prefix, segments = worker.ask(
-                    lambda core: _describe(core, name, request.prompt[:count], request.client, request.adapter)
+                    lambda core: _describe_prefix(core, name, request.prompt[:count], request.client, request.adapter)
                 )
                 try:
                     save_prefix(segments.path, prefix)
                 except OSError as error:  # a full disk, or a folder that is gone: the pin is as good without its name
                     segments.warn_once("cannot be written", error, "it does not keep the names of pins")
-                pin._write = lambda path: _export(worker, prefix, segments, path)
+                pin._write = lambda path: _export_prefix(worker, prefix, segments, path)
     except BaseException:
         for handle in handles:
             handle.cancel()
@@ -135,22 +135,22 @@ def import_file(worker: Worker, path: Path, name: str | None, client: str | None
     """
     if wait_for_store(worker) is not StoreState.OPEN:
         raise PrefixRefused("what a file carries goes to the disk tier: open the engine with a folder (kv_store)")
-    own, segments = worker.ask(lambda core: _describe(core, "", (), client, None))
+    own, segments = worker.ask(lambda core: _describe_prefix(core, "", (), client, None))
     adapters = {info.digest: name for name, info in worker.core.adapters.infos.items()}
 
-    def check(prefix: StoredPrefix) -> None:
+    def check_prefix(prefix: StoredPrefix) -> None:
         prefix.check_model(own.fingerprint, own.parts, own.model)
         if prefix.adapter and prefix.adapter not in adapters:
             raise PrefixRefused(f"{prefix.name!r} was computed with an adapter that is not loaded: load it first")
 
-    with _closed_engine_first(worker):
-        prefix = import_prefix(segments, path, name, own.client, check)
+    with _prefer_engine_closed(worker):
+        prefix = import_prefix(segments, path, name, own.client, check_prefix)
     return prefix, adapters.get(prefix.adapter)
 
 
 @contextmanager
-def _closed_engine_first(worker: Worker) -> Iterator[None]:
-    """Context that raises EngineClosed in place of the store's error if the engine, and so the store, is closed."""
+def _prefer_engine_closed(worker: Worker) -> Iterator[None]:
+    """Context that raises EngineClosed instead of the store's error if the engine is closed, and so the store."""
     try:
         yield
     except (PrefixRefused, OSError):
@@ -158,7 +158,7 @@ def _closed_engine_first(worker: Worker) -> Iterator[None]:
         raise
 
 
-def _describe(
+def _describe_prefix(
     core: EngineCore, name: str, tokens: Sequence[int], client: str | None, adapter: str | None
 ) -> tuple[StoredPrefix, SegmentStore]:
     """Return the store's description of a pinned prefix, and the store's segments."""
@@ -173,7 +173,7 @@ def _store_again(core: EngineCore, keys: Sequence[Key], missing: Collection[Key]
         core.disk.store_again(keys, missing)
 
 
-def _export(worker: Worker, prefix: StoredPrefix, segments: SegmentStore, path: Path) -> int:
+def _export_prefix(worker: Worker, prefix: StoredPrefix, segments: SegmentStore, path: Path) -> int:
     """Wait until a pinned prefix is on disk, and write it to a file. Return the file's bytes."""
     pieces = list(prefix.pieces_in(segments))
     for _ in range(_MAX_TRIES):
@@ -189,7 +189,7 @@ def _export(worker: Worker, prefix: StoredPrefix, segments: SegmentStore, path: 
             break
         keys = prefix.entry_keys(prefix.client)
         worker.ask(partial(_store_again, keys=keys, missing=missing))
-    with _closed_engine_first(worker):
+    with _prefer_engine_closed(worker):
         return export_prefix(segments, prefix, path)
 
 
@@ -197,7 +197,7 @@ def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt, params: SamplingPa
     """Return the tokens that every prompt with this prefix, and the tools of `params`, begins with. Raises
     InvalidRequest.
     """
-    calls = None if params is None else make_calls(tokenizer, params)
+    calls = None if params is None else make_allowed_calls(tokenizer, params)
     if isinstance(prefix, ChatPrompt):
         return chat_prefix_tokens(tokenizer, prefix.messages, template_variables(tokenizer, prefix), calls)
     items: Any = list(prefix) if is_list(prefix) and not isinstance(prefix, str) else prefix

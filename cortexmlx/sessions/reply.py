@@ -38,10 +38,10 @@ class _PendingTurn:
         self.is_cancelled = False
 
     async def begin(
-        self, read_turn: Callable[[], Callable[[Listener], StartedTurn]], listener: Listener
+        self, prepare_turn: Callable[[], Callable[[Listener], StartedTurn]], listener: Listener
     ) -> RequestHandle:
-        """Read and start the turn on threads, so that the event loop does not wait, and return its handle."""
-        start_turn = await run_on_thread(read_turn, interruptible=True)
+        """Prepare and start the turn on threads, so that the event loop does not wait, and return its handle."""
+        start_turn = await run_on_thread(prepare_turn, interruptible=True)
         self.started_turn = await run_on_thread(lambda: start_turn(listener), lambda late: late.handle.cancel())
         if self.is_cancelled:
             self.started_turn.handle.cancel()
@@ -147,9 +147,9 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
 class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
     """`Reply` for asyncio, with `aclose`. The first `anext` begins the turn on a thread; before, `prompt` is empty."""
 
-    def __init__(self, read_turn: Callable[[], Callable[[Listener], StartedTurn]]) -> None:
+    def __init__(self, prepare_turn: Callable[[], Callable[[Listener], StartedTurn]]) -> None:
         super().__init__(_PendingTurn())
-        self._events = AsyncTokenStream(partial(self._pending_turn.begin, read_turn))
+        self._events = AsyncTokenStream(partial(self._pending_turn.begin, prepare_turn))
 
     def __aiter__(self) -> AsyncReply:
         return self

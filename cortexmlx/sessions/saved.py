@@ -239,7 +239,7 @@ def _parse_params(sampling_fields: Mapping[str, Any]) -> SamplingParams:
 
 
 def _parse_transcript(record: Mapping[str, Any]) -> Transcript:
-    """Return a file's transcript, its form checked. The digest shows that it is unchanged, not that it was right."""
+    """Return a file's transcript, after a check of its form: the digest only shows that the file is unchanged."""
     text, tokens, cuts = record["text"], record["tokens"], tuple((int(c), int(t)) for c, t in record["cuts"])
     all_cuts = [(0, 0), *cuts, (len(text), len(tokens))]
     is_ascending = all(a <= b for pair in pairwise(all_cuts) for a, b in zip(*pair, strict=True))
@@ -257,7 +257,7 @@ def shows_images(message: Message) -> bool:
 
 
 def without_images(message: Message) -> Message:
-    """Return a message with a line in place of each image: files of conversations keep none."""
+    """Return a message with a line in place of each image, since files of conversations keep no images."""
     return plain_message(message, image_line) if shows_images(message) else message
 
 
@@ -268,11 +268,11 @@ def with_image_bytes(message: Message) -> Message:
         return message
     from cortexmlx.vision.images import read_file
 
-    def read(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    def read_image(part: Mapping[str, Any]) -> Mapping[str, Any]:
         image = part.get("image")
         return {**part, "image": read_file(image)[1]} if isinstance(image, (str, os.PathLike)) else part
 
-    return {**message, "content": [read(part) for part in content]}
+    return {**message, "content": [read_image(part) for part in content]}
 
 
 def image_line(part: Mapping[str, Any]) -> str:
@@ -314,7 +314,7 @@ def message_markdown(message: Message) -> str:
 
 
 def _call_code(function: Mapping[str, Any]) -> str:
-    """Return a call as a line of code: `weather({"city": "Paris"})`."""
+    """Return a tool call as a line of code: `weather({"city": "Paris"})`."""
     arguments = function.get("arguments", "")
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{function.get('name')}({' '.join(arguments_text.splitlines())})"

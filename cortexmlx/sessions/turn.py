@@ -84,16 +84,16 @@ def begin_turn(
 
 
 def text_renderer(render: Callable[[Sequence[Message]], str | list[int]]) -> Render:
-    """Return a function that renders messages as a text, or returns None where the chat template cannot."""
+    """Return a function that renders messages as a text; it returns None where the chat template cannot."""
 
-    def rendered(messages: Sequence[Message]) -> str | None:
+    def render_text(messages: Sequence[Message]) -> str | None:
         try:
             text = render(messages)
         except CortexError:
             return None
         return text if isinstance(text, str) else None
 
-    return rendered
+    return render_text
 
 
 def find_anchor(
@@ -103,9 +103,9 @@ def find_anchor(
     render: Render,
     encode: Encode,
 ) -> int:
-    """Return how many of a transcript's tokens the next turn's prompt will keep; 0 if it keeps all, or if that cannot
-    be told. In later prompts, many templates leave out the turn's thoughts: some those since the user's last message,
-    some those since the turn's first one. Others move the tools to the new message. So the template is asked.
+    """Return how many tokens of the prompt `read` the next turn's prompt will keep; 0 if it keeps all, or if that
+    cannot be told. Many templates leave out a turn's thoughts in later prompts: some since the user's last message,
+    some since the turn's first one. Others move the tools to the new message. So the next turn is rendered.
     """
     if all(message.get("role") != "user" for message in messages):
         return 0
@@ -159,20 +159,20 @@ def last_question(messages: tuple[Message, ...]) -> tuple[int, tuple[Message, ..
 
 
 def first_message_that_fits(
-    answer: int, longest_request: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
+    answer: int, longest_request: int, messages: Sequence[Message], count_tokens: Callable[[int], int], begin: int
 ) -> int:
     """Return the index of the first message to send, so that `answer` of the model's `longest_request` tokens are left
     for the answer.
 
     It is `begin`, or the first user's message after it that leaves as much; or the last user's message if none does; or
-    `begin` if not even that one fits. `tokens(index)` counts the tokens of the messages from an index on, fewer for a
-    larger index.
+    `begin` if not even that one fits. `count_tokens(index)` counts the tokens of the messages from an index on, fewer
+    for a larger index.
     """
     candidates = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
-    first = bisect_left(candidates, True, key=lambda place: tokens(place) + answer <= longest_request)
+    first = bisect_left(candidates, True, key=lambda place: count_tokens(place) + answer <= longest_request)
     if first < len(candidates):
         return candidates[first]
-    return candidates[-1] if tokens(candidates[-1]) < longest_request else begin
+    return candidates[-1] if count_tokens(candidates[-1]) < longest_request else begin
 
 
 def answer_tokens(
@@ -209,7 +209,7 @@ def answer_message(turn: Turn, answer: Completion, reader: SharedTokenizer) -> M
 
 
 def with_partial_answer(turn: Turn, text: str, thinking: str, reader: SharedTokenizer) -> tuple[Message, ...]:
-    """Return a turn's messages with its answer as far as it was read, and the thinking tags up to there."""
+    """Return a turn's messages with the part of its answer that was read so far, thinking tags included."""
     if not text and not thinking:
         return turn.messages
     thoughts = reader.thoughts
@@ -273,7 +273,7 @@ class Transcript:
         return Transcript(text, tokens, _append_cut(kept_cuts, (len(text), len(tokens))))
 
     def with_answer(self, text: str, tokens: Sequence[int]) -> Transcript:
-        """Return this transcript followed by what the model wrote."""
+        """Return this transcript followed by the model's answer `text`, with the `tokens` that it generated."""
         if not text:
             return self
         full_text, ids = self.text + text, (*self.tokens, *tokens)

@@ -44,7 +44,7 @@ for thousands of tokens. A step that is dearer by itself is known to be so from 
 
 @dataclass(frozen=True)
 class StepPrices:
-    """The next step's costs in the ledger's unit: a decode step, a token, the extra for 1, 2, .. verified drafts."""
+    """Times in the ledger's unit: of a decode step, of a token, and the extra time to verify 1, 2, .. drafts."""
 
     decode_time: float
     """A decode step of the rows."""
@@ -100,7 +100,7 @@ class TimeLedger:
         return seconds / self.costs.unit
 
     def estimate_prices(self, rows: int, drafts: int, pending: bool) -> StepPrices | None:
-        """Return what verifying up to `drafts` tokens of `rows` rows costs (`pending`: with a drain); None: unknown."""
+        """Return the prices of verifying up to `drafts` tokens of `rows` rows (`pending`: after a drain), if known."""
         decode_time = self.costs.decode_time(rows)
         if decode_time is None or self._is_decode_time_old:
             return None
@@ -127,8 +127,8 @@ class TimeLedger:
         return self._unseen_tokens > (0 if speed_changed else self._max_unseen_tokens)
 
     def _worst_overrun(self, rows: int, pending: bool) -> float:
-        """Return by how many decode steps verifying may exceed its expected cost; 0 if that loss is small enough. With
-        many rows, one bad surprise is more than may be lost.
+        """Return by how many decode steps verifying may exceed its expected cost at worst; 0 if the loss budget covers
+        that. With many rows, one bad surprise can cost more than the whole budget.
         """
         if not self.costs.has_verify_times(rows):
             worst_switch = _WORST_SWITCH
@@ -139,12 +139,12 @@ class TimeLedger:
         return worst_switch if worst_switch * rows > BUDGET_CAP else 0.0
 
     def begin_verifying(self, pending: bool) -> None:
-        """Note that the next step verifies drafts. If steps are `pending`, this takes a switch."""
+        """Note that the next step verifies drafts. If steps are `pending`, that includes a switch."""
         if not self._in_excursion:
             self._in_excursion, self._includes_switch, self._lost_time = True, pending, 0.0
 
     def add_drafting_time(self, seconds: float) -> None:
-        """Note that drafters took `seconds` to guess, which are a part of the next step's time."""
+        """Add the `seconds` that a drafter took. They are a part of the next step's time."""
         self._drafting_seconds += seconds
 
     def record_step(self, plan: StepPlan, seconds: float, num_accepted: int) -> None:
@@ -193,9 +193,9 @@ class TimeLedger:
             self.loss_budget.add(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
 
     def _record_pipeline_edge(self, delay: float, rows: int, planned_ahead: bool) -> None:
-        """Charge the delay of a decode step with which the pipeline drains or fills: its tokens came later by `delay`,
-        in the time of a token. The step that drains comes early, since the step before has a part of its time; the
-        step that fills comes later by as much.
+        """Charge the loss budget for a decode step that drains or fills the pipeline. Its tokens came later by `delay`,
+        in units of a token's time. The step that drains seems too quick, since the step before has a part of its
+        time; the step that fills seems too slow by as much.
         """
         if planned_ahead:
             self._early_time = min(max(-delay, 0.0), float(rows))
@@ -209,7 +209,7 @@ class TimeLedger:
             self.loss_budget.add(-delay)
 
     def _record_decode(self, rows: int, seconds: float, head_ran: bool) -> None:
-        """Learn what a decode step took, and how long that is believed."""
+        """Record a decode step's time, and after how many more verified tokens decoding is timed again."""
         self._speed_is_confirmed = self.costs.record_decode(rows, seconds, head_ran)
         if self._unseen_tokens:
             went_on = self._speed_is_confirmed and self._unseen_tokens > self._max_unseen_tokens
@@ -219,7 +219,7 @@ class TimeLedger:
         self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
 
     def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
-        """Learn from decode steps between other steps. Their `seconds` include the time of a switch, or part of it."""
+        """Record a decode step's time, estimated from `steps` in a row. Their `seconds` include part of a switch."""
         if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
             expected = decode_time * self.costs.unit
             least = (seconds - self.switch_cost * expected) / steps
@@ -289,7 +289,7 @@ class TimeEstimate:
         return bool(self._values) and now - self.last_step <= (_LATE if len(self._values) >= _FIRM else _SOON)
 
     def is_firm(self, now: int) -> bool:
-        """Return whether it was measured often enough, and recently enough at step `now`."""
+        """Return whether there are enough measurements, and the newest is recent at step `now`."""
         return len(self._values) >= _FIRM and self.is_fresh(now)
 
     @property
@@ -320,9 +320,9 @@ class StepCosts:
         """What was learned from verifying steps since."""
 
     def record_decode(self, rows: int, seconds: float, head_ran: bool = False) -> bool:
-        """Learn that a decode step of `rows` rows, with the draft head if `head_ran`, took `seconds`, while others ran
-        before and after it. Return whether that fits the speed of the verifying steps just before, if there were any.
-        If not, what those have taught is dropped. The newest one, close in time, is measured by this step's speed.
+        """Record the time of a pipelined decode step of `rows` rows, with the draft head if `head_ran`. Return whether
+        the machine's speed is the same as in the verifying steps just before. If not, their measurements are dropped.
+        The newest verifying step, which is close in time, is measured again by this step's speed.
         """
         estimate = self._decode_estimates.setdefault((round_to_bucket(rows), head_ran), TimeEstimate())
         unit = self.unit
@@ -337,8 +337,8 @@ class StepCosts:
         return is_confirmed
 
     def record_verify(self, rows: int, tokens: int, seconds: float) -> None:
-        """Learn from a verifying step of `rows` rows and `tokens` tokens, drafts among them, that took `seconds`. A
-        firm estimate changes only at the next `record_decode`; until then this tells the machine's speed alone.
+        """Record the time of a verifying step of `rows` rows and `tokens` tokens, drafts included. It updates the
+        machine's speed and estimates that are not firm; the next `record_decode` updates firm ones, too.
         """
         row_estimates, key = self._verify_estimates.setdefault(round_to_bucket(rows), {}), _verify_bucket(rows, tokens)
         estimates = [each.setdefault(key, TimeEstimate()) for each in (row_estimates, self._any_rows_estimates)]
@@ -348,8 +348,8 @@ class StepCosts:
         self._newest_verify, self._newest_seconds = estimates, max(seconds, 1e-9)
 
     def _record(self, estimates: list[TimeEstimate], seconds: float, first: TimeEstimate | None = None) -> float:
-        """Adapt the machine's speed to a step that was expected to take as long as `first` (None: the first of
-        `estimates`). Add the step's time to `estimates`, and return it.
+        """Adapt the machine's speed to a step that took `seconds`. `first` is the estimate that predicted it; None: the
+        first of `estimates`. Add the step's time, in units of the speed, to `estimates`, and return it.
         """
         self.now += 1
         first = first or estimates[0]
@@ -367,9 +367,9 @@ class StepCosts:
         return None if estimate is None else estimate.value
 
     def verify_times(self, rows: int, max_drafts: int, decode_time: float) -> list[float]:
-        """Return the times of steps of `rows` rows that verify 1, 2, .. `max_drafts` tokens, or fewer: at most twice as
-        many as were measured, so that no try costs far more than expected. `decode_time` is the time of a decode step
-        of these rows.
+        """Return the times of steps of `rows` rows that verify 1, 2, .. `max_drafts` tokens. The list ends at twice as
+        many drafts as were measured, so that no try costs far more than expected. `decode_time` is the time of a decode
+        step of these rows.
         """
         first_limit = max(FIRST, FIRST_OF_ROW * rows)
         if known_times := self._known_verify_times(rows):
@@ -382,11 +382,11 @@ class StepCosts:
         ]
 
     def has_verify_times(self, rows: int) -> bool:
-        """Return whether the time of a verifying step of more tokens than `rows` is known."""
+        """Return whether the time of any step that verifies drafts of `rows` rows is known."""
         return bool(self._known_verify_times(rows))
 
     def _known_verify_times(self, rows: int) -> dict[int, float]:
-        """Return the known times of verifying steps by tokens: of these rows, or else of any rows."""
+        """Return known times of verifying steps by number of tokens: of `rows` rows, or else of any number of rows."""
         for estimates in (self._verify_estimates.get(round_to_bucket(rows), {}), self._any_rows_estimates):
             known_times = {
                 tokens: estimate.value
@@ -399,7 +399,7 @@ class StepCosts:
 
 
 def _interpolate_times(known_times: dict[int, float], rows: int, max_drafts: int, decode_time: float) -> list[float]:
-    """Interpolate step times for 1, 2, .. `max_drafts` tokens above `rows` in `known_times`, from a decode step on."""
+    """Return step times for `rows` + 1, 2, .. `max_drafts` tokens, interpolated from `known_times` by tokens."""
     known_tokens = sorted(known_times)
     lower_tokens, lower_time, index = rows, decode_time, 0
     times = []
@@ -420,7 +420,7 @@ def _interpolate_times(known_times: dict[int, float], rows: int, max_drafts: int
 
 
 def _prior_slope(rows: int, decode_time: float) -> float:
-    """Return the assumed time of each further token, as long as none was measured."""
+    """Return the assumed time of each drafted token in a verifying step, while none was measured."""
     return min(PRIOR_SLOPE, PRIOR_SHARE / rows) * decode_time
 
 
@@ -430,7 +430,7 @@ def is_same_speed(unit: float, other: float) -> bool:
 
 
 def round_to_bucket(count: int) -> int:
-    """Return the least number that shares an estimate with `count`."""
+    """Round a number of rows or tokens down to the least one that shares an estimate with it."""
     if count <= _EXACT:
         return count
     grain = 1 << (count.bit_length() - 4)
@@ -438,7 +438,7 @@ def round_to_bucket(count: int) -> int:
 
 
 def _verify_bucket(rows: int, tokens: int) -> int:
-    """Return the least number of tokens of a verifying step that shares an estimate with one of `tokens`."""
+    """Round a verifying step's `tokens` down to the least number that shares an estimate, but above `rows`."""
     return max(round_to_bucket(tokens), rows + 1)
 
 
@@ -471,7 +471,7 @@ class LossBudget:
         self.cap = BUDGET_CAP
 
     def cover(self, rows: int) -> None:
-        """Make the budget large enough for steps of so many rows. It grows only if there never were as many before."""
+        """Raise the cap, and the level by as much, if steps of so many rows need it. The cap never falls."""
         more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
         self.cap += more
         self.level += more

@@ -45,8 +45,8 @@ class _DraftRow:
 
 
 class DraftScheduler:
-    """Plans the steps of a draft model in rounds. A round begins with what is new in the texts of all rows, which is
-    one MIXED step, and continues with DECODE steps. Each step adds one guess to each row.
+    """Plans the steps of a draft model in rounds. A round begins with one MIXED step, which computes the new tokens of
+    all rows, and continues with DECODE steps. Each step adds one guess to each row.
 
     A row lives as long as the job that it follows. When a round begins, all guesses before it are forgotten, and the
     rows are cut back to what they have in common with the texts. No guess is ever stored where others may find it.
@@ -64,7 +64,7 @@ class DraftScheduler:
         share_prefixes: bool = True,
     ) -> None:
         """`budget` is how many tokens of texts a step computes at most, `context` how many tokens the draft model can
-        attend to, and `vocabulary` how many it knows. With `share_prefixes`, rows begin with what others have computed.
+        attend to, and `vocabulary` how many it knows. With `share_prefixes`, rows reuse cached prefixes.
         """
         self.cache = cache
         self._budget = budget
@@ -211,7 +211,7 @@ class DraftScheduler:
 
     def _rewind_row(self, draft_row: _DraftRow, job: Job | None) -> None:
         """Rewind a row to what it has in common with the text of its job, and append what is new there. Further
-        guesses stay if they still fit. `job` None: it takes no part in the round.
+        guesses stay if they still fit. `job` is None if the row takes no part in the round.
         """
         row, num_job_tokens = draft_row.row, draft_row.num_job_tokens
         new_tokens = [] if job is None else job.tokens[num_job_tokens:]
@@ -268,13 +268,13 @@ class DraftScheduler:
         return row
 
     def _next_block_key(self, row: Job, num_blocks: int | None = None) -> Key | None:
-        """Return the key of the full block after the first `num_blocks`, or after the computed ones, or None."""
+        """Return the key of the full block after the first `num_blocks` (default: computed ones); None at the end."""
         index = row.num_computed_tokens // self.cache.block_size if num_blocks is None else num_blocks
         return row.keys[index] if index < len(row.keys) else None
 
     def _schedule_new_tokens(self, jobs: Sequence[Job], count: int) -> ScheduledTokens:
-        """Schedule the new tokens of the jobs' rows, the shortest first, within the budget. A row whose text is then
-        computed as a whole guesses `count` tokens, or as many as its job can use.
+        """Schedule the new tokens of the jobs' rows, the shortest first, within the budget. A row whose whole text
+        is computed then may guess `count` tokens, or as many as its job can use.
         """
         job_draft_rows = [(job, draft_row) for job in jobs if (draft_row := self._draft_rows.get(job.id)) is not None]
         pending_rows = [(job, f.row) for job, f in job_draft_rows if len(f.row.tokens) == f.num_job_tokens]

@@ -44,11 +44,11 @@ class Drafter(Protocol):
 
 
 class SlowDrafter(Drafter, Protocol):
-    """A drafter whose guesses take the engine's time, such as a draft model. It is asked only if that pays."""
+    """A drafter that takes the engine's time, such as a draft model. It is asked only if its guesses are worth that."""
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """Whether `propose` needs each row's newest token: no step may be in flight. False while it has no guesses."""
+        """Whether `propose` may only be called while no step is in flight. False while it would guess nothing."""
 
     @property
     def max_tokens(self) -> int:
@@ -143,7 +143,7 @@ much later than its index a token is rotated, after images.
 
 @dataclass(frozen=True)
 class HeadQuery:
-    """What a draft head or an assistant is asked for: the next `tokens` tokens of some rows."""
+    """A query to a draft head or an assistant: the next `tokens` tokens of some rows."""
 
     rows: Sequence[HeadRow]
     tokens: int
@@ -189,7 +189,7 @@ class HeadDrafter:
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """Whether it needs the newest token of each row: always, unless it pauses or is off."""
+        """Whether `propose` may only be called while no step is in flight. False while it pauses or is off."""
         return not self.is_off and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:

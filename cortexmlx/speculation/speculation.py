@@ -68,8 +68,8 @@ class _Guess:
 
 class Speculation:
     """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
-    the first that has a guess counts. The `slow_drafters` come last, and only if what they are expected to win is
-    more than the time that they take.
+    takes the first guess. It asks the `slow_drafters` last, and only if they are expected to win more time than
+    they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """
@@ -117,7 +117,7 @@ class Speculation:
             asked_next, _ = self._retry_waits[self._head_drafter.name]
             is_awake = abs(self.ledger.tokens - asked_next) < HEAD_WAKES * max(1, len(jobs))
             can_pay = self.ledger.loss_budget.allows(0.5)
-            self._scheduler.wake_head(is_awake and can_pay and not self._head_drafter.is_off)
+            self._scheduler.set_head_awake(is_awake and can_pay and not self._head_drafter.is_off)
         jobs = [job for job in jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
         if not jobs:
@@ -150,7 +150,7 @@ class Speculation:
             self.ledger.begin_verifying(pending)
 
     def _update_guesses(self, jobs: Sequence[Job]) -> None:
-        """Compare the rows' guesses with what has come, and ask for new ones where few tokens are left."""
+        """Compare the rows' guesses with their new tokens. Ask for new guesses where few guessed tokens are left."""
         jobs_to_ask = []
         for job in jobs:
             self._check_guess(job)
@@ -166,7 +166,7 @@ class Speculation:
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
         """Ask a drafter for guesses. Keep each, unless another drafter's next token is likelier right. Return the jobs
-        for which it guesses nothing.
+        for which it has no guess.
         """
         start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
@@ -194,10 +194,10 @@ class Speculation:
         prices = self.ledger.estimate_prices(len(jobs), MAX_STEP_DRAFTS, pending=True) if jobs else None
         if prices is None or not prices.can_pay:
             return False
-        return any(self._tokens_to_ask(each, self._rows_for(each, jobs), prices) for each in self._slow_drafters)
+        return any(self._tokens_to_ask(each, self._rows_to_ask_for(each, jobs), prices) for each in self._slow_drafters)
 
-    def _rows_for(self, drafter: SlowDrafter, jobs: Sequence[Job]) -> list[Job]:
-        """Return the rows without a guess, or whose guess is less likely to begin right than one of the drafter."""
+    def _rows_to_ask_for(self, drafter: SlowDrafter, jobs: Sequence[Job]) -> list[Job]:
+        """Return the rows that have no guess, or one whose next token is less likely right than this drafter's."""
         return [
             job
             for job in jobs
@@ -211,11 +211,11 @@ class Speculation:
         return self.acceptance_rates.estimate(job.id, (drafter.name, 0), tokens, place)
 
     def _ask_slow_drafters(self, jobs: Sequence[Job], prices: StepPrices) -> None:
-        """Ask the slow drafters for the rows where they may be better, for as many tokens as are worth their time. One
-        that was not worth it is asked again for some tokens; the less it wins, the more seldom.
+        """Ask the slow drafters for guesses of the rows where they may be better, of as many tokens as are worth their
+        time. A drafter that is not worth it is tried again later, and more and more seldom.
         """
         for drafter in self._slow_drafters:
-            rows = self._rows_for(drafter, jobs)
+            rows = self._rows_to_ask_for(drafter, jobs)
             if tokens := self._tokens_to_ask(drafter, rows, prices):
                 _, wait = self._retry_waits[drafter.name]
                 best_length = self._best_draft_length(drafter, rows, prices)
@@ -236,8 +236,8 @@ class Speculation:
         return tokens if is_due and prices.allows(cost, 0.0) else 0
 
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
-        """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains. What the
-        jobs' present guesses would gain is subtracted.
+        """Return how many tokens of each job a slow drafter should guess for the greatest gain in time; 0 for no gain.
+        The gain of the jobs' present guesses is subtracted.
         """
         best_length, best_gain = 0, GO_ON * prices.decode_time
         chances = [self._drafter_chances(drafter, job, MAX_DRAFTS) for job in jobs]
@@ -254,7 +254,7 @@ class Speculation:
 
     def _check_guess(self, job: Job) -> None:
         """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come.
-        Of one that was passed over, the next token is compared: else its source would never be known better.
+        Also compare the next token of a guess that was passed over, so that its source's rate stays known.
         """
         passed_over = self._passed_over.get(job.id)
         if passed_over is not None:
@@ -291,7 +291,7 @@ class Speculation:
         return self.acceptance_rates.estimate(job.id, guess.source, 1, place)[0]
 
     def _guess_chances(self, job: Job) -> list[float]:
-        """Return the chances that a guess's first 1, 2, .. computable tokens, after those in flight, are all right."""
+        """Return the chances that the first 1, 2, .. tokens of a row's guess, after those in flight, are all right."""
         guess = self._guesses.get(job.id)
         if guess is None:
             return []
@@ -305,9 +305,9 @@ class Speculation:
     # -- after a step -------------------------------------------------------------------------------------------------
 
     def learn(self, plan: StepPlan, seconds: float, verified_rows: Sequence[RowTokens]) -> None:
-        """Learn from a step after its results were taken, and from `verified_rows`, the rows whose drafts it verified.
-        `seconds` is the engine's time that it took: since the step before was taken, or since it was begun if there was
-        none.
+        """Learn from a step after its results were collected, and from `verified_rows`, the rows whose drafts it
+        verified. `seconds` is the time since the step before was collected, or, if there was none, since this one
+        began.
         """
         if self._is_idle:
             return
@@ -443,8 +443,8 @@ class AcceptanceRates:
     def record(
         self, job: JobId, source: DraftSource, is_right: bool, place: int | None = None, keep_streak: bool = False
     ) -> None:
-        """Record whether the next token of a row was guessed right. `place`: see `estimate`. With `keep_streak`, some
-        other guess counts for the row's streak.
+        """Record whether the next token of a row was guessed right. `place`: see `estimate`. With `keep_streak`,
+        the row's streak does not change.
         """
         streak = self.streak(job)
         key = source, streak_class(streak if place is None else place)
@@ -458,9 +458,9 @@ class AcceptanceRates:
         self._streaks.pop(job, None)
 
     def estimate(self, job: JobId, source: DraftSource, tokens: int, place: int | None = None) -> list[float]:
-        """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right. With a `place`, they are
-        those of a draft head from that place on: it sees the model's state at the first place only, so that its guesses
-        are the worse the later they come. Others' are the better the more were right before.
+        """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right. A `place` is given for a
+        draft head: the index of the next token in its guess. Its later tokens are less often right, since it sees the
+        model's state before the first only. Other drafters' tokens are likelier right after more right ones.
         """
         job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job) if place is None else place
         chances, chance = [], 1.0

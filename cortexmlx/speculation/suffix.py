@@ -37,7 +37,7 @@ _SURE_LENGTH = len(_LIKENESS) - 1
 
 
 class _MatchedRow:
-    """A row's text, and the place in this or another text whose continuation the row is expected to repeat."""
+    """A row's text, and its match: a place in this or another text whose continuation the row may repeat."""
 
     __slots__ = (
         "broken_match",
@@ -102,7 +102,7 @@ class SuffixDrafter:
         return [self._draft_for(row, budget) for row in rows]
 
     def end(self, job: Job) -> None:
-        """Keep an ended job's text for its client, but not before a `propose`: some engines cannot verify drafts."""
+        """Keep an ended job's text for its client's next jobs. Keep nothing if `propose` was never called."""
         if self._has_proposed and self._shares_text(job):
             self.texts.finish(job.salt, self._update_row(job).text)
         self._rows.pop(job.id, None)
@@ -155,8 +155,8 @@ class SuffixDrafter:
         return row
 
     def _index_texts(self, rows: Sequence[_MatchedRow]) -> None:
-        """Index the rows' texts, then their clients' ended texts, so that searches find their places: some in each
-        step. New tokens of a row do not wait for another one's long prompt.
+        """Index some more of the rows' texts, then of their clients' ended texts, so that searches find their places.
+        New tokens of a row do not wait for another one's long prompt.
         """
         remaining = INDEXED_AT_ONCE
         for row in rows:
@@ -190,8 +190,8 @@ class SuffixDrafter:
         return TokenDraft(tokens, row.kind + _LIKENESS[min(row.length, _SURE_LENGTH)])
 
     def _find_match(self, row: _MatchedRow) -> None:
-        """Find the place to follow: after the longest earlier match of the row's last tokens. Of equally long ones, a
-        place near the end of the row's last long match counts first.
+        """Set the row's match to the place after the longest earlier copy of its last tokens. Of equally long ones, a
+        place near the end of the row's last long match is preferred.
         """
         row.source = None
         row_tokens = row.text.tokens
@@ -233,7 +233,7 @@ def _newest_tokens(job: Job, count: int) -> list[int]:
 
 
 def _find_pair(first: int, second: int, tokens: array[int], begin: int, end: int) -> int:
-    """Return the first offset in `begin .. end` right after these two tokens at which the text goes on; 0: none."""
+    """Return the first offset in `begin .. end` right after these two tokens, before the text's end; 0 if none."""
     end = min(end, len(tokens) - 1)
     while begin < end:
         try:
@@ -315,8 +315,8 @@ class ClientTexts:
         self._branches: dict[tuple[int, int, int], int] = {}
 
     def add(self, number: int, tokens: array[int]) -> tuple[RowText, dict[int, int]]:
-        """Store the text of a row that begins with these `tokens`, without the beginning that other texts have. Return
-        it, and the numbers of the texts that it begins with, each with the token at which the row leaves that text.
+        """Store the text of a row that begins with these `tokens`, without the prefix that other texts have. Return the
+        text, and by number the texts that have parts of this prefix, each with the token at which the row leaves it.
         """
         path = self._walk_tree(0, 0, tokens, 0)
         parent, branch = next(reversed(path.items()), (0, 0))
@@ -353,7 +353,7 @@ class ClientTexts:
             del self._branches[text.key]
 
     def mark_used(self, number: int) -> None:
-        """Mark a text as the most recently used, and then those that it begins with."""
+        """Mark a text as the most recently used, and then those that it branches off."""
         while number in self.texts:
             text = self.texts[number] = self.texts.pop(number)
             number = text.parent
@@ -369,8 +369,8 @@ class ClientTexts:
         self._branches.setdefault(text.key, text.number)
 
     def _walk_tree(self, number: int, position: int, tokens: array[int], start: int) -> dict[int, int]:
-        """Return the texts that a row's tokens run along, each with the token at which they leave it. They leave the
-        text `number` at their token `position`. The first of `tokens` is the row's token `start`.
+        """Return the texts that a row follows after leaving the text `number` at its token `position`, each with the
+        token at which the row leaves it. `tokens` are the row's from its token `start` on.
         """
         path = {}
         end = start + len(tokens)
@@ -431,7 +431,7 @@ class TextStore:
 
 
 def _common_end(text: RowText, position: int, tokens: array[int], start: int) -> int:
-    """Return up to which of its tokens a row equals a text. Both are equal up to the row's token `position`."""
+    """Return where the common prefix of a row and a text ends: `position` or later. `tokens` begin at token `start`."""
     count = min(start + len(tokens), text.start + len(text.tokens)) - position
     if count <= 0:
         return position
@@ -518,7 +518,7 @@ class PlaceTable:
         self._next_ways[changed_sets] = (self._next_ways[changed_sets] + counts) % WAYS
 
     def find_places(self, key: HashKey, first: int, second: int) -> list[int]:
-        """Return the places that may follow these two tokens, the newest first. A 0 is no place."""
+        """Return the places that may follow these two tokens, the newest first. 0 is an empty entry."""
         bucket = _bucket_index(key, first, second)
         start, way = bucket * WAYS, self._next_way_view[bucket]
         places = self._place_view[start : start + WAYS].tolist()

@@ -26,7 +26,7 @@ class ImageWriter(Protocol):
     """Writes the images of messages into texts, and their tokens into prompts: see `vision/reader.py`."""
 
     def begin(self) -> None:
-        """Begin to write the images of a prompt on this thread."""
+        """Begin the images of another prompt on this thread, and forget those of the prompt before."""
 
     def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a message with its parts in the order in which the model's template writes them."""
@@ -38,7 +38,7 @@ class ImageWriter(Protocol):
         """Prepare the image of a message's part, as `write` does. Raises InvalidRequest if that is no image."""
 
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
-        """Split a text at its images: return the texts, and the images' tokens between them; None: no images."""
+        """Return a text split at its images: texts, and the images' tokens between them; None without images."""
 
     def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
         """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest."""
@@ -46,7 +46,7 @@ class ImageWriter(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """An image as a model's processor has made it."""
+    """An image as a model's preprocessor returns it: patches for the vision tower, and their grid."""
 
     key: bytes
     """A hash of its pixels and of what the processor made of them: the same key, the same features."""
@@ -61,7 +61,7 @@ class PreparedImage:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The numbers of its tokens, all negative but the ends of rows."""
+        """The numbers of its tokens: virtual ones, which are negative, and the ends of rows."""
         virtual, columns = virtual_tokens(self.key, math.prod(self.merged_grid)), self.merged_grid[2]
         if self.row_ends is None:
             return virtual
@@ -71,7 +71,7 @@ class PreparedImage:
 
 
 def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:
-    """Return `count` negative numbers that differ from key to key: 31 bits each, of the key's hash."""
+    """Return `count` negative token numbers of an image: 31 bits each of a hash of its key."""
     stream = hashlib.shake_256(key).digest(4 * count)
     return tuple(-1 - (number >> 1) for (number,) in struct.iter_unpack("<I", stream))
 
@@ -91,7 +91,7 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class FeaturePiece:
-    """Flat tokens `begin .. end` of a step, which are those of an image from its token `first` on."""
+    """Tokens of an image in a step: the flat tokens `begin .. end` are the image's tokens from `first` on."""
 
     begin: int
     end: int
@@ -100,7 +100,7 @@ class FeaturePiece:
 
 
 class BothWays(Enum):
-    """In which layers a token of an image sees the image's later tokens, too."""
+    """In which layers a token of an image also attends to the image's later tokens."""
 
     NOWHERE = "nowhere"
     WINDOWS = "windows"
@@ -130,17 +130,17 @@ class ImageLayout:
 
     @cached_property
     def shift(self) -> int:
-        """By how much the positions of tokens after the prompt differ from their indices."""
+        """The rotary position of a token after the prompt minus its index."""
         return int(self.positions.max()) + 1 - int(self.positions.shape[1])
 
     def positions_of(self, first: int, count: int) -> IntArray:
-        """Return the positions `[3, count]` of the text's tokens from `first` on, also of those after the prompt."""
+        """Return the rotary positions `[3, count]` of the tokens from `first` on, answer tokens included."""
         known = self.positions[:, first : first + count]
         later = np.arange(first + known.shape[1], first + count, dtype=np.int32) + self.shift
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
 
-    def pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
-        """Return the pieces of images in `count` tokens from `first` on, which are a step's tokens from `begin` on."""
+    def feature_pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
+        """Return the image pieces in `count` tokens from `first` on. These are a step's flat tokens from `begin` on."""
         pieces = []
         for span in self.spans:
             start, end = max(span.start, first), min(span.end, first + count)
@@ -148,29 +148,29 @@ class ImageLayout:
                 pieces.append(FeaturePiece(begin + start - first, begin + end - first, span.image, start - span.start))
         return pieces
 
-    def whole_images(self, first: int, count: int) -> int:
-        """Return how many tokens a step may compute from `first` on, if `count` are wanted: an image whose tokens see
-        later ones is not cut. So it is fewer if such an image begins among them, and more if they begin in one.
+    def fit_to_whole_images(self, first: int, count: int) -> int:
+        """Return how many tokens a step computes from `first` on: `count`, changed so that no image is cut whose tokens
+        see later ones. It is less if such an image begins among these tokens, and more if they begin in one.
         """
         for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
             if span.start < first + count < span.end:
                 return (span.start if first < span.start else span.end) - first
         return count
 
-    def seen_tokens(self, first: int, count: int, is_seen: Callable[[PreparedImage], bool]) -> int:
-        """Return how many of `count` tokens from `first` on come before an image whose features are not there.
-        `is_seen` is asked about the images among these tokens, and the next one.
+    def tokens_before_missing_image(self, first: int, count: int, has_features: Callable[[PreparedImage], bool]) -> int:
+        """Return how many of `count` tokens from `first` on come before an image without features. `has_features` is
+        called with the images among these tokens, and with the next one.
         """
         for span in self.spans:
-            if first < span.end and not is_seen(span.image):
+            if first < span.end and not has_features(span.image):
                 return min(max(span.start - first, 0), count)
             if first + count <= span.start:
                 break
         return count
 
     def attention_pieces(self, first: int, count: int, has_window: bool) -> Iterator[tuple[int, int, bool]]:
-        """Yield the pieces of the text's tokens from `first` on that attention computes at once: where each begins and
-        ends, and whether its tokens see later ones, in layers with a window or without. No further image is cut.
+        """Yield the pieces of `count` tokens from `first` on that attention computes at once: (begin, end, whether its
+        tokens see later ones). `has_window` says whether the layers have a window. An image is one piece.
         """
         here = self.both_ways is BothWays.EVERYWHERE or (self.both_ways is BothWays.WINDOWS and has_window)
         begin, end = first, first + count
@@ -183,6 +183,6 @@ class ImageLayout:
         if begin < end:
             yield begin, end, False
 
-    def without_virtual(self, tokens: TokenList) -> list[int]:
-        """Return tokens with the placeholder in the place of images' tokens."""
+    def replace_virtual_tokens(self, tokens: TokenList) -> list[int]:
+        """Return tokens with the placeholder in place of each virtual token of an image."""
         return [int(token) if token >= 0 else self.placeholder for token in tokens]

@@ -48,7 +48,7 @@ class PromptMemory(Protocol):
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages alike."""
+        """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages like it."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
         """Return how many tokens of the prompt the next turn's prompt will keep; 0 if unknown, or if it keeps all."""
@@ -81,7 +81,7 @@ def plain_message(
     message: Mapping[str, object], write_image: Callable[[Mapping[str, Any]], str] | None = None
 ) -> dict[str, object]:
     """Return the message with its content as one text. In the OpenAI API, `content` may be a list of parts.
-    `write_image(part)` returns what stands for an image in the text; None: the model sees none.
+    `write_image(part)` returns what stands for an image in the text; it is None if the model sees no images.
 
     Raises InvalidRequest for any other part: a template would write a placeholder for it, and the model would
     answer as if it had seen something.
@@ -93,7 +93,7 @@ def plain_message(
 
 
 def wrap_in_tag(tag: str, text: str) -> str:
-    """Return a text between an opening and a closing tag, to mark whose it is within another message."""
+    """Return a text between an opening and a closing tag, which mark its origin within another message."""
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
@@ -106,7 +106,7 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
 
 
 def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:
-    """Return the text of one part of a message's content, by `write_image` for an image. Raises InvalidRequest."""
+    """Return the text of a part of a message's content, for an image by `write_image`. Raises InvalidRequest."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

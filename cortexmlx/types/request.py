@@ -180,7 +180,7 @@ class Completion:
 
     @property
     def parsed(self) -> Any:
-        """What an answer of a `structured` request means: JSON as values, or as an object of the type that was asked
+        """The value of an answer to a `structured` request: JSON as values, or as an object of the type that was asked
         for; the text of other forms. None without `structured`, and for an answer that calls tools. The text is read at
         each use.
 

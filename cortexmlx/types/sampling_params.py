@@ -36,7 +36,7 @@ MAX_STOP_TOKENS = 16_384
 
 class TokenBiases(Mapping[int, float]):
     """An immutable map from token ids to what is added to their logits. If all numbers are in their ranges, it is
-    `valid`, and `ids` and `amounts` are the same as arrays, for the sampler.
+    `valid`, and `ids` and `amounts` have it as arrays, for the sampler.
     """
 
     def __init__(self, biases: Mapping[int, float]) -> None:
@@ -63,7 +63,7 @@ class TokenBiases(Mapping[int, float]):
 
 @dataclass(frozen=True)
 class NumberSpec:
-    """The range of a number in `SamplingParams`, and how people set it. New parameters say all this at their fields."""
+    """The range of a number in `SamplingParams`, and how it is set on the command line and in a chat."""
 
     low: float
     high: float

@@ -246,7 +246,7 @@ def test_a_window_without_it_flushes_nothing_of_it(folder: Path) -> None:
     """What the head had left of a window whose rows all ended was written with the rows of one in which it slept."""
     driver = Driver(folder, speculate=True, prefix_cache=False)
     for rows in (2, 3):
-        driver.core.scheduler.wake_head(rows == 2)
+        driver.core.scheduler.set_head_awake(rows == 2)
         driver.core.speculation.draft = lambda: None
         asked = [driver.add(prompt, 9 * rows) for prompt in PROMPTS[:rows]]
         driver.finish()
@@ -261,7 +261,7 @@ def test_of_a_step_in_which_it_slept_it_says_nothing(folder: Path) -> None:
     ask, handle = core.speculation.draft, driver.add(PROMPTS[0], 24)
     driver.step(4)
     core.drain()
-    core.scheduler.wake_head(False)
+    core.scheduler.set_head_awake(False)
     core.speculation.draft = lambda: None
     driver.step()
     core.drain()

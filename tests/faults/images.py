@@ -48,7 +48,7 @@ FAULTS = (
     Fault(
         "an image's key leaves out the processor", IMAGES, "sha256(image.digest + self.digest)", "sha256(image.digest)"
     ),
-    Fault("a request does not wait for its images", ADMISSION, "return self.want_images(", "return None and ("),
+    Fault("a request does not wait for its images", ADMISSION, "return self.request_features(", "return None and ("),
     Fault("what is cached of an image is looked at again", ADMISSION, "if span.end > cached]", "]"),
     Fault(
         "images that are dropped meanwhile are looked at twice", SIGHT, "if wanted and size > FEATURE_BYTES", "if False"
@@ -85,7 +85,7 @@ FAULTS = (
     Fault("a piece is all rows", TOWERS, "made = make(*(array[at : at + count] for", "made = make(*(array[at:] for"),
     Fault("packed weights count for less", TOWERS, '* 32 // getattr(each, "bits", 32)', ""),
     Fault(
-        "a row goes on without an image's features", SCHEDULER, "lambda image: want([image]) is None", "lambda _: True"
+        "a row goes on without an image's features", SCHEDULER, "lambda image: request([image]) is None", "lambda _: True"
     ),
     Fault(
         "features that a row needs are dropped for others",

@@ -97,7 +97,7 @@ VERIFICATION = (
     ),
     Fault("the caller's functions see drafts", DRAFTS, " or job.has_logits_processors or", " or"),
     Fault("rows on mlx-lm's own caches speculate", DRAFTS, " or not cache.can_take_back_drafts\n", "\n"),
-    Fault("thoughts are drafted past their limit", DRAFTS, "min(MAX_DRAFTS, job.most_drafts)", "MAX_DRAFTS"),
+    Fault("thoughts are drafted past their limit", DRAFTS, "min(MAX_DRAFTS, job.max_drafts)", "MAX_DRAFTS"),
     Fault(
         "the last token of thoughts is one too late",
         BUDGET,
@@ -107,7 +107,7 @@ VERIFICATION = (
     Fault(
         "the limit of thoughts is that of their beginning",
         ANSWERS,
-        "            self.budget.count_token(token)\n            self.job.most_drafts = self.budget.most_drafts\n",
+        "            self.budget.count_token(token)\n            self.job.max_drafts = self.budget.max_drafts\n",
         "            self.budget.count_token(token)\n",
     ),
     Fault("drafts that a token belies stay", JOB, "if self.drafts[0] == token else ()", "if True else ()"),

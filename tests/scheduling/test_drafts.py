@@ -234,7 +234,7 @@ def test_no_state_is_kept_after_a_draft() -> None:
     running, known = shadow.scheduler._running_set, len(job.tokens)
     running.cache.states = Mock(**{"make_snapshot.return_value": 7})
     job.cuts = {known, known + 1, known + 2}
-    assert [cut.tokens for cut in running.plan_cuts([(job, 3)])] == [known]
+    assert [cut.tokens for cut in running.plan_snapshots([(job, 3)])] == [known]
 
 
 @pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])
@@ -251,7 +251,7 @@ def test_drafts_end_before_a_token_outside_the_vocabulary(outside: int) -> None:
 @pytest.mark.parametrize("most", [0, 1, 5, 99])
 def test_no_more_is_drafted_than_may_be(most: int) -> None:
     shadow, job = began(answer=100)
-    job.most_drafts = most
+    job.max_drafts = most
     drafted(shadow, job, 40)
     assert len(job.drafts) == min(most, MAX_DRAFTS)
     shadow.finish(200)

@@ -169,7 +169,7 @@ def test_no_step_cuts_an_image_that_sees_both_ways() -> None:
         layout = ImageLayout(spans, positions, 0, kind)
         for first in range(20):
             for count in range(1, 21 - first):
-                whole = layout.whole_images(first, count)
+                whole = layout.fit_to_whole_images(first, count)
                 assert whole >= 1
                 if kind is BothWays.NOWHERE or not any(span.start < first + count < span.end for span in spans):
                     assert whole == count

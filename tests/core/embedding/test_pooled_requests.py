@@ -34,7 +34,7 @@ class Desk:
         self.groups.append(len(group))
         for submission in group:
             number = RequestId(len(self.handles))
-            handle = RequestHandle(number, self.cancelled.append, may_wait=lambda: self.end(self.next))
+            handle = RequestHandle(number, self.cancelled.append, check_thread=lambda: self.end(self.next))
             self.handles.append(handle)
             self.submissions.append(submission)
             handles.append(handle)

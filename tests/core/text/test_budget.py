@@ -52,11 +52,11 @@ def test_there_is_no_limit_where_there_are_no_thoughts() -> None:
 
 @given(st.integers(0, 9), st.text("x<t>/", max_size=24), st.sampled_from([BEGUN, OWN]))
 def test_no_token_is_forced_among_as_many_as_may_be_drafted(limit: int, text: str, thoughts: Thoughts) -> None:
-    """Whatever comes next, the token after `most_drafts` others is free, too."""
+    """Whatever comes next, the token after `max_drafts` others is free, too."""
     answer, free = Answer(limit, thoughts), 0
     for char in text:
         assert not (answer.budget.forced_tokens() and free > 0)
-        free = max(free - 1, answer.budget.most_drafts)
+        free = max(free - 1, answer.budget.max_drafts)
         answer.write(char)
 
 

@@ -225,7 +225,7 @@ class Day:
 
             eager = make_eager(driver.core)
             eager.model = eager.model or driver.core.model.make_head_drafter(driver.core.scheduler)
-            driver.core.scheduler.wake_head(True)
+            driver.core.scheduler.set_head_awake(True)
         if self.kind.extra == "images":
             from support.models.sighted import show
 

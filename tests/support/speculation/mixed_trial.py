@@ -74,7 +74,7 @@ class MixedTrial(Trial):
                     tokens[place] = right if dice.random() < self._luck else dice.randrange(300)
             if tokens:
                 core.scheduler.set_drafts(job.id, tokens)
-        core.scheduler.wake_head(dice.random() < 0.8)
+        core.scheduler.set_head_awake(dice.random() < 0.8)
 
 
 class TalkTrial(MixedTrial):
