@@ -1,4 +1,4 @@
-"""The outcome of one `cortexmlx bench`."""
+"""A report of `cortexmlx bench` as tables and JSON. Its sections are made in `session.py` and the suites."""
 
 from __future__ import annotations
 

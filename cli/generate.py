@@ -15,7 +15,7 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.figures import statistics_line, statistics_lines
+from cortexmlx.cli.answer_statistics import statistics_line, statistics_lines
 from cortexmlx.cli.limits import cut_reason, incomplete_form_note
 from cortexmlx.cli.prompts import make_prompt, parse_template_vars
 from cortexmlx.cli.terminal import console

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cortexmlx.cli.answer_statistics import statistics_line
 from cortexmlx.cli.chat.attachments import add_files, find_dropped_image, read_attachment, read_mentions
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
 from cortexmlx.cli.chat.sampling import loop_note
@@ -27,7 +28,6 @@ from cortexmlx.cli.chat.slash.commands import BY_NAME, LeaveChat
 from cortexmlx.cli.chat.slash.files import attach, print_file_size
 from cortexmlx.cli.chat.slash.parse import parse_input
 from cortexmlx.cli.chat.slash.side_by_side import SideBySideDisplay, choose_answer
-from cortexmlx.cli.figures import statistics_line
 from cortexmlx.cli.limits import cut_reason, incomplete_form_note, room_advice
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import strip_controls, to_single_line

@@ -22,7 +22,7 @@ import numpy as np
 from cortexmlx.attention.recurrent import SpanStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import return_refusals
-from cortexmlx.execution.logit_rows import own_modules
+from cortexmlx.execution.output_projection import own_modules
 from cortexmlx.models.adapters.low_rank import AS_MODEL_ADVICE, LowRankAdapter, Matrix
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.arrays import IntArray

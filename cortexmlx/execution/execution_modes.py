@@ -18,7 +18,7 @@ from cortexmlx.attention.probe import NotPaged, build_lazy_logits, probe_attenti
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, raise_if_refused
-from cortexmlx.execution.logit_rows import LogitRows
+from cortexmlx.execution.output_projection import OutputProjection
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.serial_runner import (
     COUNTING_GROUPS,
@@ -109,7 +109,7 @@ class PagedMode:
         model's layer with the same shape. Return False if that group does not see all tokens, or if the model's last
         hidden states are not available.
         """
-        has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
+        has_states = OutputProjection(self._model, build_lazy_logits).has_hidden_states()
         if isinstance(head, Assistant):
             self._head = head if has_states else None
             return has_states

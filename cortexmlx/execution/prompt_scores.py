@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.execution.boundary import TokenScores, Vector
-from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.logits import log_sum_exp, top_tokens
+from cortexmlx.execution.output_projection import OutputProjection
 from cortexmlx.scheduling.plan import Pooling, StepPlan
 from cortexmlx.types.arrays import IntArray
 
@@ -35,7 +35,7 @@ def kept_rows(plan: StepPlan) -> IntArray | None:
 class KeptStates:
     """The hidden states of prompts' tokens that a step keeps for scoring and pooling, in the order of `kept_rows`."""
 
-    def __init__(self, kept_states: mx.array, plan: StepPlan, rows: LogitRows, vocab_size: int) -> None:
+    def __init__(self, kept_states: mx.array, plan: StepPlan, rows: OutputProjection, vocab_size: int) -> None:
         self._kept_states = kept_states
         self._plan = plan
         self._rows = rows

@@ -25,7 +25,7 @@ from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, return_refusals
 from cortexmlx.execution.command_buffers import command_buffer_limits, count_bound_elements, count_command_buffers
 from cortexmlx.execution.head_pass import AssistantDrafts, HeadDrafts, RowKeys, StateDrafts
-from cortexmlx.execution.logit_rows import LogitRows
+from cortexmlx.execution.output_projection import OutputProjection
 from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, PendingStep, SampledTokens, Sampler, read_result
@@ -97,7 +97,7 @@ class ModelRunner:
         leaf_caches: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._layer_caches = group_by_layer(model, [leaf_caches[leaf] for leaf in range(len(mlx_lm_caches))])
         self._senders = [leaf for leaf in leaf_caches.values() if leaf.sends]
-        self._logit_rows = LogitRows(model, build_lazy_logits)
+        self._output_projection = OutputProjection(model, build_lazy_logits)
         self._writer = writer
         if writer is not None:
             writer.track_model(model)
@@ -109,7 +109,7 @@ class ModelRunner:
         self.products = products
         if products is not None:
             products.install(model)
-        self.adapters = ServedAdapters(model, self._logit_rows.build_lazy_pass)
+        self.adapters = ServedAdapters(model, self._output_projection.build_lazy_pass)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._prepared_plan: StepPlan | None = None
@@ -136,8 +136,8 @@ class ModelRunner:
             memory.close()
 
     def has_hidden_states(self) -> bool:
-        """Return whether the model's last hidden states can be had: see `LogitRows.has_hidden_states`."""
-        return self._logit_rows.has_hidden_states()
+        """Return whether the model's last hidden states can be had: see `OutputProjection.has_hidden_states`."""
+        return self._output_projection.has_hidden_states()
 
     def set_attention(self, attend: Attend) -> None:
         """Compute attention by another function from now on. Nothing may be in flight."""
@@ -238,7 +238,7 @@ class ModelRunner:
         logits, kept_states = self._forward(plan)
         self._logits = logits if len(plan.logit_rows) else None
         self._kept_states = (
-            None if kept_states is None else KeptStates(kept_states, plan, self._logit_rows, self._vocab_size)
+            None if kept_states is None else KeptStates(kept_states, plan, self._output_projection, self._vocab_size)
         )
         results = self.states.end_step() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
@@ -365,10 +365,10 @@ class ModelRunner:
                 embeddings, ids = self.sight.embed(tokens, plan.features), mx.maximum(tokens, 0)
             inputs = ids[:, None], self._layer_caches, plan.logit_rows
             if kept is None:
-                return self._logit_rows.run(*inputs, embeddings), None
-            logits, states = self._logit_rows.run_keeping(*inputs, kept, embeddings)
+                return self._output_projection.run(*inputs, embeddings), None
+            logits, states = self._output_projection.run_keeping(*inputs, kept, embeddings)
             if runs_head:
-                self._head_inputs = self._logit_rows.hidden_states(states), tokens, embeddings
+                self._head_inputs = self._output_projection.hidden_states(states), tokens, embeddings
                 return logits, None if kept_indices is None else states[mx.array(kept_indices)]
             return logits, states
 

@@ -299,8 +299,8 @@ class Job:
         self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
-        """Note that memory was refused to a step in which this job's share was the largest. The refusal counts if
-        there was no progress since the one before.
+        """Note that memory was refused to a step in which this job's share was the largest. `refusals` counts those
+        without progress since the one before: it is 0 after the first.
         """
         num_computed = self.num_computed_tokens + len(self.dropped_tokens)
         has_progressed = num_computed > self.refused_at

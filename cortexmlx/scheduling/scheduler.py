@@ -128,7 +128,7 @@ class Scheduler:
         self._large_pieces = RefusalRetry()
         self._halted_jobs: list[Job] = []
         self.has_large_piece = False
-        """Whether the newest step has more prompt tokens than steps have beside decoding rows."""
+        """Whether the newest step, in which no row decodes, has more prompt tokens than one beside such rows may."""
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 

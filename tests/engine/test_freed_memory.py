@@ -272,7 +272,7 @@ STAGES: dict[str, tuple[str, Callable[..., Any]] | dict[str, Any]] = {
     "no memory for the arena": ("cortexmlx.kv.arena.can_allocate", refuse),
     "an interrupt in the weights": ("cortexmlx.models.weights.convert_to_float32", interrupt),
     "an interrupt in the probe": ("cortexmlx.execution.execution_modes.probe_kv_specs", interrupt),
-    "an interrupt in the runner": ("cortexmlx.execution.runner.LogitRows", interrupt),
+    "an interrupt in the runner": ("cortexmlx.execution.runner.OutputProjection", interrupt),
     "an interrupt behind the runner": ("cortexmlx.core.in_process_model.model_info", interrupt),
     "an interrupt of the books": ("cortexmlx.core.core.Measurements", interrupt),
     "an interrupt of the constructor": ("cortexmlx.engine.SharedTokenizer", interrupt),

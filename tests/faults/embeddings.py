@@ -10,7 +10,7 @@ JOB, BUILDER = "cortexmlx/scheduling/job.py", "cortexmlx/scheduling/builder.py"
 RUNNING, ADMISSION = "cortexmlx/scheduling/running.py", "cortexmlx/scheduling/admission.py"
 SCHEDULER, SHORTAGE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/shortage.py"
 CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/pools.py", "cortexmlx/kv/pools.py"
-KEPT, ROWS = "cortexmlx/execution/prompt_scores.py", "cortexmlx/execution/logit_rows.py"
+KEPT, ROWS = "cortexmlx/execution/prompt_scores.py", "cortexmlx/execution/output_projection.py"
 REQUESTS, ANSWERS = "cortexmlx/core/open_requests.py", "cortexmlx/core/answers.py"
 TEXTS, CALLS = "cortexmlx/core/embedding.py", "cortexmlx/core/embedding.py"
 AHEAD, SUPPORT = "cortexmlx/core/embedding.py", "cortexmlx/core/embedding_support.py"
@@ -25,7 +25,7 @@ TESTS = (
     "execution/test_scores.py",
     "models/embedding",
     "core/embedding",
-    "execution/test_logit_rows.py",
+    "execution/test_output_projection.py",
     "engine/test_embedding.py",
 )
 """The tests that judge these faults."""

@@ -85,7 +85,10 @@ FAULTS = (
     Fault("a piece is all rows", TOWERS, "made = make(*(array[at : at + count] for", "made = make(*(array[at:] for"),
     Fault("packed weights count for less", TOWERS, '* 32 // getattr(each, "bits", 32)', ""),
     Fault(
-        "a row goes on without an image's features", SCHEDULER, "lambda image: request([image]) is None", "lambda _: True"
+        "a row goes on without an image's features",
+        SCHEDULER,
+        "lambda image: request([image]) is None",
+        "lambda _: True",
     ),
     Fault(
         "features that a row needs are dropped for others",

@@ -287,7 +287,7 @@ OF_HEAD = (
     Fault(
         "the head runs on states before the norm",
         "cortexmlx/execution/runner.py",
-        "self._logit_rows.hidden_states(states), tokens, embeddings",
+        "self._output_projection.hidden_states(states), tokens, embeddings",
         "states[:, 0], tokens, embeddings",
     ),
     Fault(

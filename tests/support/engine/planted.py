@@ -28,7 +28,7 @@ MODULES = (
     "cortexmlx.attention.recurrent",
     "cortexmlx.execution.adapters",
     "cortexmlx.execution.head_pass",
-    "cortexmlx.execution.logit_rows",
+    "cortexmlx.execution.output_projection",
     "cortexmlx.execution.paged_memory",
     "cortexmlx.execution.runner",
     "cortexmlx.execution.sampling",

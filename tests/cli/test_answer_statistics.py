@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cortexmlx.cli.figures import format_latency, statistics_line, statistics_lines
+from cortexmlx.cli.answer_statistics import format_latency, statistics_line, statistics_lines
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 
 ANSWER = Completion("a", (1,), FinishReason.STOP, Usage(1037, 1), Timings(0.02, 0.18, 2.0, 500.0, 41.23))

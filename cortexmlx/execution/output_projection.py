@@ -34,7 +34,7 @@ _TOKENS, _ROWS = 3, (0, 2)
 """A pass of three tokens, of which two are picked: neither is 1, so that no shape fits another by broadcasting."""
 
 
-class LogitRows:
+class OutputProjection:
     """Runs a model, and projects only chosen tokens of a step to logits."""
 
     def __init__(self, model: nn.Module, lazy_pass: LazyPass) -> None:
@@ -210,7 +210,7 @@ class _OutputRowPicker(_RowPicker):
 
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model under their original names, without the wrapper of a `LogitRows`."""
+    """Yield the modules of a model under their original names, without the wrapper of an `OutputProjection`."""
     all_modules = model.named_modules()
     wrappers = [f"{path}.norm" for path, module in all_modules if isinstance(module, _RowPicker)]
     for name, module in all_modules:

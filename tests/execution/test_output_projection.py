@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from cortexmlx import Engine
 from cortexmlx.attention.probe import build_lazy_logits, probe_kv_specs
 from cortexmlx.execution.execution_modes import PagedMode, choose_execution_mode
-from cortexmlx.execution.logit_rows import LazyPass, LogitRows, own_modules
+from cortexmlx.execution.output_projection import LazyPass, OutputProjection, own_modules
 from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from support.embedding.models import write_json, write_modules
 from support.models.tiny import CONFIGS, tokens_of
@@ -83,21 +83,21 @@ def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str,
     probe_kv_specs(model)
     tokens = mx.array(tokens_of(6, seed=3))[:, None]
     whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
-    logit_rows = LogitRows(model, build_lazy_logits)
-    assert logit_rows._pick is not None, "the final norm is found"
-    counting = logit_rows._pick.norm = Counting(logit_rows._pick.norm)
+    projection = OutputProjection(model, build_lazy_logits)
+    assert projection._pick is not None, "the final norm is found"
+    counting = projection._pick.norm = Counting(projection._pick.norm)
     for rows in (rows_of(5), rows_of(0, 3), rows_of(1, 2, 4, 5), rows_of(*range(6))):
-        logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
+        logits = projection.run(tokens, make_prompt_cache(model), rows)
         np.testing.assert_allclose(np.array(logits), whole[rows], atol=2e-4)
     loops = CONFIGS.get(name, {}).get("num_loops", 1)
     assert counting.rows[loops - 1 :: loops] == [1, 2, 4, 6]
-    logit_rows.run(tokens, make_prompt_cache(model), rows_of())
+    projection.run(tokens, make_prompt_cache(model), rows_of())
     assert counting.rows[-1] == 6, "nobody looks at the logits, so the graph stays as it is"
     for rows in (rows_of(5), rows_of(0, 3), rows_of()):
-        logits, kept = logit_rows.run_keeping(tokens, make_prompt_cache(model), rows, rows_of(0, 1, 3, 4))
+        logits, kept = projection.run_keeping(tokens, make_prompt_cache(model), rows, rows_of(0, 1, 3, 4))
         np.testing.assert_allclose(np.array(logits)[: len(rows)], whole[rows], atol=2e-4)
         for part, wanted in ((slice(0, 1), [0]), (slice(1, 4), [1, 3, 4])):
-            np.testing.assert_allclose(np.array(logit_rows.project(kept[part])), whole[wanted], atol=2e-4)
+            np.testing.assert_allclose(np.array(projection.project(kept[part])), whole[wanted], atol=2e-4)
             assert counting.rows[-1] == len(wanted)
     np.testing.assert_allclose(np.array(model(tokens, cache=make_prompt_cache(model))[:, 0]), whole, atol=2e-4)
 
@@ -115,14 +115,14 @@ def test_where_the_last_norm_is_no_module_the_rows_are_picked_behind_all_layers(
     tokens = mx.array(tokens_of(6, seed=3))[:, None]
     whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
     for _ in range(2):  # the second finds what the first has wrapped
-        logit_rows = LogitRows(model, build_lazy_logits)
+        projection = OutputProjection(model, build_lazy_logits)
         model[behind] = counting = Counting(model[behind])
         for rows in (rows_of(5), rows_of(1, 2, 4), rows_of(*range(6))):
-            logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
+            logits = projection.run(tokens, make_prompt_cache(model), rows)
             np.testing.assert_allclose(np.array(logits), whole[rows], atol=1e-5)
         assert counting.rows == [1, 3, 6]
-        logits, kept = logit_rows.run_keeping(tokens, make_prompt_cache(model), rows_of(5), rows_of(0, 2, 4))
-        projected = logit_rows.project(kept[1:])
+        logits, kept = projection.run_keeping(tokens, make_prompt_cache(model), rows_of(5), rows_of(0, 2, 4))
+        projected = projection.project(kept[1:])
         assert counting.rows[3:] == [1, 2]
         np.testing.assert_allclose(np.array(logits), whole[[5]], atol=1e-5)
         np.testing.assert_allclose(np.array(projected), whole[[2, 4]], atol=1e-5)
@@ -187,13 +187,13 @@ def test_rows_are_picked_only_where_nothing_behind_needs_the_others(
     model: Model, lazy: LazyPass, projected: int
 ) -> None:
     whole = np.array(model(TOKENS)[:, 0])
-    logit_rows = LogitRows(model, lazy)
-    logits = logit_rows.run(TOKENS, [], rows_of(3, 1))
+    projection = OutputProjection(model, lazy)
+    logits = projection.run(TOKENS, [], rows_of(3, 1))
     np.testing.assert_allclose(np.array(logits), whole[[3, 1]], atol=1e-6)
     assert model.head.rows[-1] == projected
-    logits, kept = logit_rows.run_keeping(TOKENS, [], rows_of(3), rows_of(0, 2, 1))
+    logits, kept = projection.run_keeping(TOKENS, [], rows_of(3), rows_of(0, 2, 1))
     np.testing.assert_allclose(np.array(logits), whole[[3]], atol=1e-6)
-    np.testing.assert_allclose(np.array(logit_rows.project(kept[1:])), whole[[2, 1]], atol=1e-6)
+    np.testing.assert_allclose(np.array(projection.project(kept[1:])), whole[[2, 1]], atol=1e-6)
     assert model.head.rows[-1] == projected, "a part of what was kept, or what was projected with the others"
     np.testing.assert_allclose(np.array(model(TOKENS)[:, 0]), whole, atol=1e-6)
 
@@ -201,8 +201,8 @@ def test_rows_are_picked_only_where_nothing_behind_needs_the_others(
 def test_a_model_is_wrapped_once_however_often_it_is_taken() -> None:
     model = Model()
     whole = np.array(model(TOKENS)[:, 0])
-    LogitRows(model, no_attention)
-    again = LogitRows(model, no_attention)
+    OutputProjection(model, no_attention)
+    again = OutputProjection(model, no_attention)
     assert isinstance(model.body.closing.norm, nn.RMSNorm)
     np.testing.assert_allclose(np.array(again.run(TOKENS, [], rows_of(2))), whole[[2]], atol=1e-6)
 
@@ -214,7 +214,7 @@ def test_modules_keep_their_names_whatever_is_wrapped(name: str) -> None:
     model = arch.Model(arch.ModelArgs.from_dict(CONFIGS["llama"] | {"model_type": name, "num_key_value_heads": 4}))
     before = dict(model.named_modules())
     probe_kv_specs(model)
-    LogitRows(model, build_lazy_logits)
+    OutputProjection(model, build_lazy_logits)
     assert dict(model.named_modules()).keys() != before.keys()
     after = dict(own_modules(model))
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
@@ -222,9 +222,9 @@ def test_modules_keep_their_names_whatever_is_wrapped(name: str) -> None:
 
 def test_a_pass_that_fails_picks_nothing_in_the_next() -> None:
     model = Model()
-    logit_rows = LogitRows(model, no_attention)
+    projection = OutputProjection(model, no_attention)
     with pytest.raises(ValueError, match="must be integral"):
-        logit_rows.run(TOKENS.astype(mx.float32), [], rows_of(1))
+        projection.run(TOKENS.astype(mx.float32), [], rows_of(1))
     assert model(TOKENS).shape[0] == 4
 
 
@@ -246,7 +246,7 @@ class Strict(Model):
 @pytest.mark.parametrize("error", [AssertionError(), RuntimeError("rows"), TypeError("rows")], ids=repr)
 def test_a_model_that_refuses_fewer_rows_keeps_its_norm(error: Exception) -> None:
     model = Strict(error)
-    logits = LogitRows(model, no_attention).run(TOKENS, [], rows_of(2))
+    logits = OutputProjection(model, no_attention).run(TOKENS, [], rows_of(2))
     np.testing.assert_allclose(np.array(logits), np.array(model(TOKENS)[:, 0])[[2]], atol=1e-6)
     assert isinstance(model.body.closing, nn.RMSNorm)
 
@@ -311,14 +311,14 @@ def test_states_are_those_of_mlx_lms_body(tmp_path: Path, name: str) -> None:
 def test_which_types_have_no_such_states() -> None:
     models = {name: model for name in (*sorted(OTHERS), *FEW) if (model := built(name)) is not None}
     assert {
-        name for name, model in models.items() if not LogitRows(model, build_lazy_logits).has_hidden_states()
+        name for name, model in models.items() if not OutputProjection(model, build_lazy_logits).has_hidden_states()
     } == OTHERS
 
 
 def test_the_model_is_as_before(tiny: Any) -> None:
     model = built("cohere")
     assert model is not None
-    rows = LogitRows(model, build_lazy_logits)
+    rows = OutputProjection(model, build_lazy_logits)
     before = {path: id(module) for path, module in model.named_modules()}
     assert rows.has_hidden_states() and rows.has_hidden_states()
     assert {path: id(module) for path, module in model.named_modules()} == before
