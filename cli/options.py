@@ -427,9 +427,9 @@ def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, 
     return given_values if params.form is None else {**given_values, "structured": params.form}
 
 
-def make_elsewhere_reader(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
-    """Return a function that reads images as --fetch-images and --images-from allow; None if neither is given. Raises
-    typer.BadParameter.
+def make_linked_image_reader(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
+    """Return a function that reads images at URLs and paths, as --fetch-images and --images-from allow; None if neither
+    is given. Raises typer.BadParameter.
     """
     if not hosts and root is None:
         return None

@@ -171,7 +171,7 @@ def batch(
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = parse_template_vars(template_var, think, raw=raw)
     out_path = output_path(output)
-    read_elsewhere = options.make_elsewhere_reader(fetch_images, images_from)
+    read_elsewhere = options.make_linked_image_reader(fetch_images, images_from)
     errors = None if errors is None or output_path(errors) == out_path == STDOUT else output_path(errors)
     mode = choose_mode(out_path, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)

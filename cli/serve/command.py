@@ -233,7 +233,7 @@ def serve(
         transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
         log=None if log_format is LogFormat.none else partial(log_request, log_format),
         secret=load_secret(),
-        read_elsewhere=options.make_elsewhere_reader(fetch_images),
+        read_elsewhere=options.make_linked_image_reader(fetch_images),
     )
     base_config = replace(config, resume_lost=True)
     configs = {

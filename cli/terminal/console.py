@@ -73,7 +73,7 @@ def _write_safely(stream: TextIO, text: str, *, flush: bool) -> None:
 
 
 def write_control(stream: TextIO, sequence: str) -> None:
-    """Write a terminal control sequence of this program."""
+    """Write a terminal control sequence past the filter. Only for those that this program makes itself."""
     unfiltered(stream).write(sequence)
 
 

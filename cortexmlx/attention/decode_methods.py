@@ -162,7 +162,7 @@ _SAMPLE_TOKENS = 8192
 
 
 class BatchClass(NamedTuple):
-    """A class of decode steps, by the number of rows and the length of the longest row."""
+    """A size class of decode steps, by the number of rows and the length of the longest row."""
 
     rows: int | None
     """The most rows; None: any number."""
@@ -173,7 +173,7 @@ class BatchClass(NamedTuple):
 
     @classmethod
     def from_step(cls, step: GroupStep) -> BatchClass:
-        """Return the class of a step, which is the same for all steps of a decode window."""
+        """Return the size class of a decode step. All steps of a decode window are of one class."""
         visible_tokens = step.lengths - step.attention_window.oldest_visible(np.maximum(step.lengths - 1, 0))
         run = step.rows == 1 and step.runs[0] is not None
         return cls(

@@ -115,7 +115,7 @@ class AdapterRegistry:
         return replace(request, adapter_key=key)
 
     def cache_salt(self, name: str | None, client: str | None) -> Salt:
-        """Return the prefix-cache salt for a client's requests with an adapter. Raises UnknownAdapter."""
+        """Return the salt of a pin's prefix; a job's is `Job.block_salt`. Raises UnknownAdapter."""
         if name is None:
             return client
         if name not in self._keys:

@@ -81,8 +81,8 @@ class AnswerGroup:
         """How many tokens all answers have so far."""
         return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._completions)
 
-    def add_pooled(self, part: Vector) -> None:
-        """Add one step's part to the sum of the prompt's hidden states, or set its logits."""
+    def add_pooled_part(self, part: Vector) -> None:
+        """Add a step's sum of the prompt's hidden states to that of earlier steps, or set the prompt's last logits."""
         self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
     def begin_decoding(self) -> None:

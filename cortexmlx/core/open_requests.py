@@ -157,7 +157,7 @@ class OpenRequests:
         if result.scores is not None:
             self._add_prompt_scores(plan, result.scores)
         if result.pooled:
-            self._add_pooled(plan, result.pooled)
+            self._add_pooled_parts(plan, result.pooled)
         self._fail_rows(plan, result)
         verified_rows: list[RowTokens] = []
         for row in self._scheduler.commit(plan, result.tokens, result.seconds):
@@ -207,12 +207,12 @@ class OpenRequests:
                 answer.add_prompt_scores(segment.scored, scores[begin:end])
             begin = end
 
-    def _add_pooled(self, plan: StepPlan, pooled_vectors: Sequence[Vector]) -> None:
+    def _add_pooled_parts(self, plan: StepPlan, pooled_vectors: Sequence[Vector]) -> None:
         """Give the pooled hidden states or logits of prompts to their requests."""
         for segment, part in zip((s for s in plan.segments if s.pooled), pooled_vectors, strict=True):
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
-                answer.group.add_pooled(part)
+                answer.group.add_pooled_part(part)
 
     # -- requests end -------------------------------------------------------------------------------------------------
 

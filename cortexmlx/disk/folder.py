@@ -72,7 +72,7 @@ def open_folder(path: Path) -> bytes:
             private = not status.st_mode & _OTHERS
             if len(secret) == _SECRET_BYTES and private:
                 return secret
-            _check_only_store_files(path)
+            _check_not_foreign(path)
             if not private:
                 log.warning(
                     "others could read %s: it is made anew, and what was stored is computed anew",
@@ -81,7 +81,7 @@ def open_folder(path: Path) -> bytes:
             if os.path.samestat(os.lstat(path / SECRET), status):  # or another process has made a new one
                 (path / SECRET).unlink()
         except FileNotFoundError:
-            _check_only_store_files(path)
+            _check_not_foreign(path)
         _make_secret(path)
     raise OSError(
         f"{path / SECRET} does not stay what it is, for its user alone: use a folder on a file system that keeps modes"
@@ -120,8 +120,8 @@ def remove_transcripts(folder: Path) -> int:
     return freed_bytes
 
 
-def _check_only_store_files(path: Path) -> None:
-    """Raise OSError if a folder without a secret holds foreign files beside names that a store would overwrite."""
+def _check_not_foreign(path: Path) -> None:
+    """Raise OSError if a folder may be another program's, whose files a store would overwrite."""
     names = set(os.listdir(path))
     foreign_names = sorted(name for name in names if not _STORE_FILE.fullmatch(name))
     if foreign_names and (ambiguous_names := names & _AMBIGUOUS_NAMES):

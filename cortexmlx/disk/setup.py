@@ -136,8 +136,9 @@ class StoreSetup:
 def fingerprint(description: str, weights: str) -> str:
     """Return the hash that names a model, from its `description` (`hash_all_but_weights`) and its `weights`' hash.
 
-    The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
-    the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_model_arrays`).
+    The hash is that of the files from which the weights were read, if memory is known to hold what they say
+    (`WeightsHash`), else of the arrays (`hash_model_arrays`). An adapter that was opened with the model counts, too;
+    those of requests are in `Job.block_salt`.
     """
     return hashlib.sha256(f"{description}\n{weights}".encode()).hexdigest()
 

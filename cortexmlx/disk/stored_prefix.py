@@ -204,7 +204,7 @@ def import_prefix(
 
 
 def _read_segments(archive: zipfile.ZipFile, block_size: int) -> Iterator[Sequence[Record]]:
-    """Yield the records of each segment of a file, after their proofs were checked. Raises ValueError."""
+    """Yield the records of each segment of an exported file. Raises ValueError if a record's digest is wrong."""
     for info in archive.infolist()[1:]:  # after the manifest
         if info.file_size > _MAX_SEGMENT:
             raise ValueError(f"{printable_name(info.filename):.40} has {info.file_size:,} bytes")

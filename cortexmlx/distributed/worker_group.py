@@ -33,7 +33,7 @@ _SHOWN_LINES = 3
 
 
 class WorkerGroup:
-    """The workers of one engine, and a channel to each. `reopen` starts them again after one was lost."""
+    """The workers of one engine, and a channel to each. The loss of one ends all links; `reopen` starts all again."""
 
     def __init__(
         self,
@@ -216,17 +216,17 @@ def explain_loss(
     error: HostLost,
     processes: WorkerProcesses,
     names: Sequence[str],
-    ended_there: Callable[[int], bool] = lambda rank: True,
+    ended_by_worker: Callable[[int], bool] = lambda rank: True,
 ) -> HostLost:
-    """Return a HostLost that also says which worker ended first, how, and the last lines of output. `ended_there`
+    """Return a HostLost that also says which worker ended first, how, and the last lines of output. `ended_by_worker`
     returns whether it was the worker of a rank that ended its link, not this process.
 
-    The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
-    of another. The launcher's order tells less: it looks at each worker ten times a second.
+    It is the worker of the link that ended first, if it ended by itself; else the first that the launcher reports to
+    have done so (it looks ten times a second); else that of the link, without a reason.
     """
     processes.await_launcher_exit()
     exit_reasons = {names[rank]: reason for rank, reason in processes.failed_ranks().items() if rank < len(names)}
-    message = None if exit_reasons else _external_cause(processes, len(names), ended_there)
+    message = None if exit_reasons else _external_cause(processes, len(names), ended_by_worker)
     if message is not None:
         return HostLost(message)
     host = error.host if error.host in exit_reasons else next(iter(exit_reasons), error.host)
@@ -239,13 +239,13 @@ def explain_loss(
     return HostLost(message + _quote_last_lines(processes), host=host)
 
 
-def _external_cause(processes: WorkerProcesses, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
-    """Say why workers ended if none of them failed; None if unknown."""
+def _external_cause(processes: WorkerProcesses, num_ranks: int, ended_by_worker: Callable[[int], bool]) -> str | None:
+    """Return why workers ended of which none failed, or None. `ended_by_worker` tells who ended a rank's link."""
     if processes.launcher_signal is not None:
         return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
     if processes.launcher_failure is not None:
         return f"the launcher of the workers on this machine failed: {processes.launcher_failure}"
-    if any(rank < ranks and ended_there(rank) for rank in processes.orphaned_ranks()):
+    if any(rank < num_ranks and ended_by_worker(rank) for rank in processes.orphaned_ranks()):
         return (
             f"the workers heard nothing of this process for {DEFAULT_LIMITS.silence_seconds:g} s: "
             "it was stopped, or the network was cut"

@@ -186,7 +186,7 @@ class _RowPicker(_ModuleWrapper):
 
     @contextmanager
     def replace_input(self, replacement: mx.array) -> Iterator[None]:
-        """Pass on `replacement` instead of the module's input in this context."""
+        """Context: the wrapped norm gets `replacement` as its input, whatever the model computed."""
         self._selection = RowSelection(self._calls, replacement=replacement)
         try:
             yield

@@ -443,7 +443,7 @@ class SingleSequenceCache(KVCache):
 
     def __init__(self, layer_groups: Sequence[LayerGroup], pools: BlockPools, rewind: Callable[[int], bool]) -> None:
         super().__init__(pools)
-        self.needs_ends, self.can_take_back_drafts = True, False  # not all caches can be
+        self.has_states, self.can_take_back_drafts = True, False  # not all caches can be
         self._layer_groups = tuple(layer_groups)
         self._rewind = rewind
 

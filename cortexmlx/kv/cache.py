@@ -57,8 +57,8 @@ class KVCache:
         self.tables = SequenceTables(pools)
         self._sequences = self.tables.sequences
         self.states = SequenceStates(pools.block_size, pools.snapshots, self._sequences)
-        self.needs_ends = self.states.has_states
-        """Whether a text that another sequence left can be of use only to one that continues at its end."""
+        self.has_states = self.states.has_states
+        """Whether the model has recurrent states: a text can then go on only from where such were kept."""
         self.can_take_back_drafts = True
         """Whether the newest tokens of a sequence can be taken back."""
         self.disk_tier: DiskTier | None = None

@@ -99,8 +99,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def translate_settings(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
-    """Translate settings from the names and forms of transformers 5 to those that mlx-lm's classes read. Return the
-    translated ones, and a changed `text_config` as a whole. `tensors` are the weights' names.
+    """Translate settings from the names and forms of transformers 5 to those that mlx-lm's classes read. Return
+    what to override in `config`: single settings, and all of `text_config`. `tensors` are the weights' names.
     """
     _check_unread_settings(config)
     settings = _translate_rope_settings(config)

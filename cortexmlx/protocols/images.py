@@ -60,7 +60,7 @@ class ImageParts:
 
         Raises InvalidRequest for one more image than a prompt may have, before it is looked at.
         """
-        if isinstance(part.get("image"), bytes):  # this class has read it before
+        if isinstance(part.get("image"), bytes):  # Anthropic's conversations are read twice
             return ImageBytes(part["image"])
         try:
             self._count += 1

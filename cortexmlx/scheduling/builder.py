@@ -145,9 +145,9 @@ class StepBuilder:
         self,
         scheduled_tokens: ScheduledTokens,
         flush: Flush | None,
-        cuts: tuple[RowSnapshot, ...] = (),
+        snapshots: tuple[RowSnapshot, ...] = (),
     ) -> StepPlan:
-        """Build a step that computes scheduled tokens and writes them to the arena. `cuts`: the states to snapshot."""
+        """Build a step that writes tail columns (`flush`) and then the scheduled tokens to the arena."""
         segments, tokens, positions, token_index, sampling_rows = [], [], [], [], []
         features, num_tokens = list[FeaturePiece](), 0
         for job, count in scheduled_tokens:
@@ -186,7 +186,7 @@ class StepBuilder:
             groups=make_group_steps(self.cache, scheduled_tokens, writes_to_arena=True),
             writes=make_arena_writes(self.cache, scheduled_tokens),
             flush=flush,
-            cuts=cuts,
+            snapshots=snapshots,
             scoring=make_scoring(scheduled_tokens, segments),
             pooling=make_pooling(scheduled_tokens, segments),
             adapters=_adapter_numbers([job.adapter for job, _ in scheduled_tokens]),
@@ -276,7 +276,7 @@ class StepBuilder:
         column: int = 0,
         columns: int = 0,
         flush: Flush | None = None,
-        cuts: tuple[RowSnapshot, ...] = (),
+        snapshots: tuple[RowSnapshot, ...] = (),
         scoring: Scoring | None = None,
         pooling: Pooling | None = None,
         adapters: tuple[int, ...] | None = None,
@@ -304,7 +304,7 @@ class StepBuilder:
             columns=columns,
             blocks=self.cache.pools.blocks,
             flush=flush,
-            states=NO_STATE_OPS if self.cache.states.snapshots is None else self.cache.states.take_ops(cuts),
+            states=NO_STATE_OPS if self.cache.states.snapshots is None else self.cache.states.take_ops(snapshots),
             scoring=scoring,
             pooling=pooling,
             adapters=adapters,

@@ -87,7 +87,7 @@ class DecodeWindow:
         job may get in the window, and may preempt other jobs for it.
         """
         self.columns = self._choose_columns([job for job in self._running_set.jobs if job.can_decode])
-        for job in self._running_set.jobs_by_turn:
+        for job in self._running_set.jobs_by_start:
             if job.can_decode:
                 outputs = min(self.columns, job.num_plannable)
                 make_room(job, job.num_computed_tokens + outputs)

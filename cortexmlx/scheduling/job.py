@@ -99,7 +99,7 @@ class Job:
     """How many such refusals there were without progress in between."""
     drops: int = 0
     """How often it has dropped tokens."""
-    turn: int = 0
+    start_number: int = 0
     """The number of its first row, in the order of beginning; 0: it has not begun."""
     price: int = 0
     """Tokens that its client has paid for its prompt."""

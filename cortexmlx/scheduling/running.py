@@ -38,7 +38,7 @@ class RunningSet:
         """Whether a job has come to the end of a cache that may not grow."""
         self._texts = self._text_tokens = 0
         """How many of the jobs end with their prompts, and how many tokens of those are not computed yet."""
-        self._turns = 0
+        self._num_started = 0
         self._loads: list[PieceLoad] = []
 
     @property
@@ -52,19 +52,19 @@ class RunningSet:
         return sorted((job for job in self.jobs if job.must_drop_tokens), key=lambda j: j.order)
 
     @property
-    def jobs_by_turn(self) -> list[Job]:
-        """The running jobs in the order of their turns. A client's turns go to its jobs by priority and age."""
+    def jobs_by_start(self) -> list[Job]:
+        """The running jobs in the order in which they got rows. A client's rows go to its jobs by priority and age."""
         jobs_by_order = sorted(self.jobs, key=lambda j: j.order)
-        turns: dict[str | None, list[int]] = {}
+        starts: dict[str | None, list[int]] = {}
         for job in self.jobs:
-            turns.setdefault(job.client, []).append(job.turn)
-        if len(turns) == 1:
+            starts.setdefault(job.client, []).append(job.start_number)
+        if len(starts) == 1:
             return jobs_by_order
-        for client_turns in turns.values():
-            client_turns.sort(reverse=True)
+        for client_starts in starts.values():
+            client_starts.sort(reverse=True)
         return [
             job
-            for _, job in sorted(((turns[job.client].pop(), job) for job in jobs_by_order), key=lambda pair: pair[0])
+            for _, job in sorted(((starts[job.client].pop(), job) for job in jobs_by_order), key=lambda pair: pair[0])
         ]
 
     @property
@@ -73,10 +73,10 @@ class RunningSet:
         If every client has one row, the job that began last loses its row.
         """
         jobs_by_client: dict[str | None, list[Job]] = {}
-        for job in self.jobs_by_turn:
+        for job in self.jobs_by_start:
             jobs_by_client.setdefault(job.client, []).append(job)
         candidates = [client_jobs for client_jobs in jobs_by_client.values() if len(client_jobs) > 1]
-        return max(candidates or [self.jobs_by_turn], key=lambda own: sum(len(job.tokens) for job in own))[-1]
+        return max(candidates or [self.jobs_by_start], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
     def compute_keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
         """Return the prefix cache's keys of the full blocks of `tokens`; no keys if the blocks are not shared."""
@@ -187,9 +187,9 @@ class RunningSet:
         else:
             copies = self._fork(job, parent)
         self.jobs.append(job)
-        if not job.turn:
-            self._turns += 1
-            job.turn = self._turns
+        if not job.start_number:
+            self._num_started += 1
+            job.start_number = self._num_started
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved_tokens = job.num_generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
@@ -328,11 +328,11 @@ class RunningSet:
     def should_cache_newest(self, job: Job) -> bool:
         """Return whether to cache an ended job's newest tokens, too: if it finished, or if other jobs need them.
 
-        Other jobs can also begin with the older tokens of a cancelled job. But if a text can only continue at the end
-        of another (`needs_ends`), they need the newest tokens of a cancelled job.
+        Other jobs can also begin with the older tokens of a cancelled job, those up to the last flush. But where the
+        model has recurrent states, they can only begin with all of them.
         """
         well = job.state is RequestState.FINISHED
-        cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends
+        cut_short = job.state is RequestState.CANCELLED and self.cache.has_states
         return self.shares_prefix(job) and (well or cut_short)
 
     def release_row(self, job: Job) -> None:

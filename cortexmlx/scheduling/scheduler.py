@@ -211,7 +211,7 @@ class Scheduler:
         for job in self._window.jobs_awaiting_flush:
             self.cache.free(job.id)
         self._window.forget()
-        for job in self._running_set.jobs_by_turn:
+        for job in self._running_set.jobs_by_start:
             self._requeue(job, is_trusted=False)
         for seq in list(self.cache.tables.sequences):  # whoever was to begin in the step that failed
             self.cache.free(seq)
@@ -401,13 +401,13 @@ class Scheduler:
         """Plan a MIXED step: one token and its drafts for every decoding row, and pieces of prompts within the budget.
         All of it is written straight to the arena.
         """
-        for job in self._running_set.jobs_by_turn:
+        for job in self._running_set.jobs_by_start:
             if job.can_decode:
                 self._reserve(job, job.num_computed_tokens + 1)
         for job in self._running_set.jobs:
             drafts.fit_drafts(job, self.cache)
         decoding = [j for j in self._running_set.jobs if j.can_decode]
-        prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
+        prefilling = [j for j in self._running_set.jobs_by_start if j.state is RequestState.PREFILLING]
         self._halted_jobs = [j for j in prefilling if not self._count_before_missing_image(j, 1)]
         prefilling = [j for j in prefilling if j not in self._halted_jobs]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None

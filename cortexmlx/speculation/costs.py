@@ -173,7 +173,7 @@ class TimeLedger:
                 self._record_decode(rows, step_seconds, plan.runs_head)
                 if with_head := self.costs.decode_time(rows, plan.runs_head):
                     without = self.costs.decode_time(rows) or with_head
-                    self.loss_budget.add(min(1 - with_head / without, 0.0) * rows)
+                    self.loss_budget.add_gain(min(1 - with_head / without, 0.0) * rows)
             self._end_verifying(rows, drafting_seconds)
             return
         decode_time = self.costs.decode_time(rows)
@@ -185,12 +185,12 @@ class TimeLedger:
             self._record_pipeline_edge(step_units / token_time - rows, rows, planned_ahead)
         elif any(len(segment.logits) < segment.count for segment in plan.segments):
             rate = self._scheduler.cost_model.seconds_per_token or 0.0
-            self.loss_budget.add(num_accepted - num_drafted * rate / self.costs.unit / token_time)
+            self.loss_budget.add_gain(num_accepted - num_drafted * rate / self.costs.unit / token_time)
         elif num_drafted:
             expected_units = self.costs.verify_times(rows, num_drafted, decode_time)[-1]
             self.costs.record_verify(rows, rows + num_drafted, step_seconds)
             self._unseen_tokens += rows + num_accepted
-            self.loss_budget.add(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
+            self.loss_budget.add_gain(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
 
     def _record_pipeline_edge(self, delay: float, rows: int, planned_ahead: bool) -> None:
         """Charge the loss budget for a decode step that drains or fills the pipeline. Its tokens came later by `delay`,
@@ -206,7 +206,7 @@ class TimeLedger:
         if self._in_excursion:
             delay = min(delay, _WORST_SWITCH * rows)
             self._lost_time += delay
-            self.loss_budget.add(-delay)
+            self.loss_budget.add_gain(-delay)
 
     def _record_decode(self, rows: int, seconds: float, head_ran: bool) -> None:
         """Record a decode step's time, and after how many more verified tokens decoding is timed again."""
@@ -229,7 +229,7 @@ class TimeLedger:
         """Record what the switch to verifying steps and back cost, once decode steps run ahead again. Charge the newest
         step's `drafting_seconds`."""
         if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
-            self.loss_budget.add(-drafting_seconds / self.costs.unit / decode_time * rows)
+            self.loss_budget.add_gain(-drafting_seconds / self.costs.unit / decode_time * rows)
         if self._in_excursion and self._includes_switch and self._speed_is_confirmed:
             self._switches.append(min(max(self._lost_time / rows, 0.0), _WORST_SWITCH))
         self._in_excursion = False
@@ -480,10 +480,10 @@ class LossBudget:
         """Return whether the budget allows a step that may lose `loss`."""
         return loss <= max(self.level, 0.0)
 
-    def add(self, tokens: float) -> None:
-        """Add the time that a step has won, in decoded tokens. A loss is negative."""
-        self.level = min(self.level + tokens, self.cap)
+    def add_gain(self, token_times: float) -> None:
+        """Add what a step gained over plain decoding, in times of a decoded token. A loss is negative."""
+        self.level = min(self.level + token_times, self.cap)
 
     def refill(self, tokens: int) -> None:
         """Refill the budget a little, after `tokens` new tokens."""
-        self.add(BUDGET_REFILL * tokens)
+        self.add_gain(BUDGET_REFILL * tokens)

@@ -254,7 +254,7 @@ class Speculation:
 
     def _check_guess(self, job: Job) -> None:
         """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come.
-        Also compare the next token of a guess that was passed over, so that its source's rate stays known.
+        If another source's guess was set aside for it, compare its next token, too: its rate stays known.
         """
         passed_over = self._passed_over.get(job.id)
         if passed_over is not None:

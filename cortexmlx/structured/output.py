@@ -107,7 +107,7 @@ class StructuredOutput:
 
     @classmethod
     def of(cls, value: object) -> StructuredOutput:
-        """Convert a caller's `structured`: a StructuredOutput, "json" (any object), a schema or a type as in `json`."""
+        """Convert the argument `structured`: a StructuredOutput, "json" for any object, or what `json()` takes."""
         if isinstance(value, StructuredOutput):
             return value
         if value == "json":

@@ -203,8 +203,8 @@ FAULTS = (
     Fault(
         "sums of an older row count",
         REQUESTS,
-        "answer.job.generation == segment.generation:\n                answer.group.add_pooled",
-        "answer.job.id:\n                answer.group.add_pooled",
+        "answer.job.generation == segment.generation:\n                answer.group.add_pooled_part",
+        "answer.job.id:\n                answer.group.add_pooled_part",
     ),
     Fault(
         "only the last piece counts",

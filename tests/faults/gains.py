@@ -14,7 +14,7 @@ TESTS = ("speculation", "scheduling/test_latency.py", "scheduling/test_drafts.py
 
 FAULTS = (
     Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= self.cap"),
-    Fault("the purse saves without end", PURSE, "min(self.level + tokens, self.cap)", "self.level + tokens"),
+    Fault("the purse saves without end", PURSE, "min(self.level + token_times, self.cap)", "self.level + token_times"),
     Fault("the purse is as small for many rows", LEDGER, "        self.loss_budget.cover(rows)\n", ""),
     Fault("the purse of many rows is filled again and again", PURSE, "        self.cap += more\n", ""),
     Fault(
@@ -23,14 +23,14 @@ FAULTS = (
         "max(round_to_bucket(tokens), rows + 1)",
         "round_to_bucket(tokens)",
     ),
-    Fault("the purse is never filled", PURSE, "self.add(BUDGET_REFILL * tokens)", "self.add(0 * tokens)"),
+    Fault("the purse is never filled", PURSE, "self.add_gain(BUDGET_REFILL * tokens)", "self.add(0 * tokens)"),
     Fault(
         "a verifying step's loss is not counted",
         LEDGER,
-        "self.loss_budget.add(rows + num_accepted -",
-        "self.loss_budget.add(0 *",
+        "self.loss_budget.add_gain(rows + num_accepted -",
+        "self.loss_budget.add_gain(0 *",
     ),
-    Fault("a switch's loss is not counted", LEDGER, "            self.loss_budget.add(-delay)\n", ""),
+    Fault("a switch's loss is not counted", LEDGER, "            self.loss_budget.add_gain(-delay)\n", ""),
     Fault(
         "a switch costs nothing",
         LEDGER,

@@ -90,11 +90,14 @@ FAULTS = (
     Fault(
         "a worker is blamed when the controller was stopped",
         GROUP,
-        "if any(rank < ranks and ended_there(rank) for rank in processes.orphaned_ranks()):",
+        "if any(rank < num_ranks and ended_by_worker(rank) for rank in processes.orphaned_ranks()):",
         "if False:",
     ),
     Fault(
-        "links that were ended here tell of a stop", GROUP, "rank < ranks and ended_there(rank) for", "rank < ranks for"
+        "links that were ended here tell of a stop",
+        GROUP,
+        "rank < num_ranks and ended_by_worker(rank) for",
+        "rank < num_ranks for",
     ),
     Fault(
         "a launcher's end comes before a worker's",

@@ -119,7 +119,9 @@ def test_one_request_gets_the_next_row_before_thousands_of_another_client(
     theirs = [desk.ask([i % 50] * 3, crowd, priority=priority) for i in range(MANY)]
     late = desk.ask([7] * 3, single)
     steps_until(desk, lambda: late.is_running, 50)
-    assert sum(job.turn > 0 for job in theirs) <= 8 + 8, "eight ran, and eight ended with the row that became free"
+    assert sum(job.start_number > 0 for job in theirs) <= 8 + 8, (
+        "eight ran, and eight ended with the row that became free"
+    )
     desk.scheduler.check_invariants()
 
 
@@ -132,7 +134,7 @@ def test_a_request_that_waits_for_memory_leaves_the_rest_to_other_clients() -> N
     assert late.is_running and [job.is_running for job in theirs] == [True] + [False] * 7
     own = desk.ask([8] * 3, "a", priority=-9)
     desk.step(2)
-    assert not own.turn, "priority and age order the requests of one client"
+    assert not own.start_number, "priority and age order the requests of one client"
 
 
 def test_made_up_clients_whose_requests_do_not_fit_hide_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +166,13 @@ def test_a_stream_of_small_requests_does_not_starve_a_large_one_of_another_clien
 
     crowd()
     desk.step()
-    begun = sum(job.turn > 0 for job in small)
+    begun = sum(job.start_number > 0 for job in small)
     large = desk.ask([7] * 700, "a")
-    while not large.turn:
+    while not large.start_number:
         desk.step()
         crowd()
         assert len(small) < 2000
-    passed = sum(job.turn > 0 for job in small) - begun
+    passed = sum(job.start_number > 0 for job in small) - begun
     least, most = 7 + 20, 7 + 40
     assert least * passed <= clients * (700 + 40 + QUANTUM + 2 * most) + 8 * most
     assert passed > 8, "they were not kept from the memory that was free"
@@ -195,11 +197,11 @@ def test_who_waits_for_a_prefix_or_a_parent_spends_no_turn_and_loses_none() -> N
     desk.step()
     same, fork = desk.ask([1] * 2000, "b"), desk.ask([1] * 2000, "a", fork_of=owner)
     desk.step()
-    assert not same.turn and not fork.turn
+    assert not same.start_number and not fork.start_number
     place = desk.turns.place("b")
     for i in range(20):
         desk.ask([i] * 9, "c")
-    while not same.turn:
+    while not same.start_number:
         assert desk.turns.place("b") == place
         desk.step()
     assert same.cached >= 1900
@@ -223,7 +225,7 @@ def test_thousands_of_clients_with_a_request_each_leave_nothing_behind() -> None
         desk.step()
         waiting = {job.client for job in desk.scheduler.jobs}
         most = max(most, len(desk.turns) - len(waiting))
-    turns = [job.turn for job in jobs]
+    turns = [job.start_number for job in jobs]
     assert turns == sorted(turns) and len(desk.turns) == 0
     assert most <= 2 * 16, "accounts of those that have ended"
 

@@ -103,7 +103,7 @@ def test_an_answer_that_fits_a_row_goes_on_before_those_who_came_later() -> None
     first = desk.ask(list(range(30)), max_tokens=34)
     desk.step()
     late = desk.ask([7] * 3, max_tokens=5)
-    while not late.turn:
+    while not late.start_number:
         desk.step()
     assert first.drops >= 2 and first.num_generated == 34
 
@@ -114,4 +114,4 @@ def test_others_begin_when_a_client_with_all_rows_drops_tokens() -> None:
     desk.step(5)
     late = desk.ask([7] * 3, "b", max_tokens=5)
     desk.step(34)
-    assert late.turn and max(job.drops for job in endless) == 1
+    assert late.start_number and max(job.drops for job in endless) == 1

@@ -27,7 +27,7 @@ def test_within_any_tokens_no_more_is_lost_than_was_allowed(
     lost: list[tuple[float, int]] = []
     for worst, truth, tokens in steps:
         if purse.allows(worst):
-            purse.add(-worst * (2 * truth - 1))
+            purse.add_gain(-worst * (2 * truth - 1))
             lost.append((worst * (2 * truth - 1), tokens))
         else:
             lost.append((0.0, tokens))
@@ -46,7 +46,7 @@ def test_a_thousand_tokens_lose_three_percent_at_most() -> None:
 
 def test_an_empty_purse_allows_a_try_again_after_some_tokens() -> None:
     purse = LossBudget()
-    purse.add(-purse.level)
+    purse.add_gain(-purse.level)
     assert not purse.allows(1.0)
     purse.refill(round(1.01 / BUDGET_REFILL))
     assert purse.allows(1.0) and not purse.allows(1.1)
@@ -54,5 +54,5 @@ def test_an_empty_purse_allows_a_try_again_after_some_tokens() -> None:
 
 def test_what_was_won_is_not_saved_without_end() -> None:
     purse = LossBudget()
-    purse.add(1000.0)
+    purse.add_gain(1000.0)
     assert purse.level == pytest.approx(BUDGET_CAP)

@@ -184,7 +184,7 @@ def test_certain_drafts_are_verified_whatever_the_purse_says() -> None:
 
     figures = Figures(CPU, [Forced(lambda job, budget: None)])
     figures.add(0, text)
-    figures.speculation.ledger.loss_budget.add(-100.0)
+    figures.speculation.ledger.loss_budget.add_gain(-100.0)
     figures.until_one_ends()
     assert figures.rate > 3 * plain("cpu", 1, 800).rate
 

@@ -17,10 +17,10 @@ LONGEST_SECONDS = 0.1
 """The longest wait: input for the workers, such as the group's key, may be there."""
 
 
-def patient_select(
+def select_without_write_wakeups(
     reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but wait at most `LONGEST_SECONDS`, and only for `reads` and `errors`."""
+    """As `select.select`, but no writable file ends the wait, which takes at most `LONGEST_SECONDS`."""
     readable, _, failed = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
     return readable, select.select([], writes, [], 0)[1], failed
 
@@ -41,7 +41,7 @@ def main() -> int | None:
     (command,) = entry_points(group="console_scripts", name="mlx.launch")
     launch = command.load()
     names = sys.modules[launch.__module__].__dict__
-    names["select"] = patient_select
+    names["select"] = select_without_write_wakeups
     names["log"] = log_rank_exits(names["log"])
     result: int | None = launch()
     return result

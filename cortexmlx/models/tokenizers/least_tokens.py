@@ -83,8 +83,10 @@ def zero_bound() -> TokenLowerBound:
     return TokenLowerBound(())
 
 
-def bound_for_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, nfc: bool = False) -> TokenLowerBound:
-    """Return the lower bound for byte-level tokens. A byte that is not a token by itself may be dropped."""
+def bound_for_byte_vocabulary(
+    tokens: Iterable[bytes], whitespace_counts: bool = True, nfc: bool = False
+) -> TokenLowerBound:
+    """Return the lower bound for a byte-level vocabulary. A byte that is not a token by itself may be dropped."""
     token_list = list(tokens)
     single_bytes = {token[0] for token in token_list if len(token) == 1}
     uncounted_bytes = set(range(256)) - single_bytes
@@ -93,8 +95,10 @@ def bound_for_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, nfc
     return TokenLowerBound(token_list, uncounted_bytes, nfc=nfc)
 
 
-def bound_for_characters(tokens: Iterable[str], whitespace_counts: bool = True, nfc: bool = False) -> TokenLowerBound:
-    """Return the lower bound for tokens of characters, with U+2581 for a space.
+def bound_for_character_vocabulary(
+    tokens: Iterable[str], whitespace_counts: bool = True, nfc: bool = False
+) -> TokenLowerBound:
+    """Return the lower bound for a vocabulary written as characters, not bytes, with U+2581 for a space.
 
     Characters that are in no token must become byte tokens `<0x..>`. If one of the 256 byte tokens is missing, any
     number of characters may become one unknown token, so there is no bound.
@@ -125,11 +129,13 @@ def bound_for_core(core: tokenizers.Tokenizer) -> TokenLowerBound:
     if not any(part["type"] == "ByteLevel" for part in cutters):
         spaced_texts = [SPACE + text.replace(" ", SPACE) for text in added_texts]
         all_tokens = [*tokens, *spaced_texts]
-        return bound_for_characters(all_tokens, whitespace_counts, nfc) if model.byte_fallback else zero_bound()
+        return (
+            bound_for_character_vocabulary(all_tokens, whitespace_counts, nfc) if model.byte_fallback else zero_bound()
+        )
     if any(part["type"] in ("Replace", "Metaspace", "Prepend") for part in (*normalizers, *cutters)):
         return zero_bound()
     encoded_tokens = [*map(byte_level_token_bytes, tokens), *(text.encode() for text in added_texts)]
-    return bound_for_bytes(encoded_tokens, whitespace_counts, nfc)
+    return bound_for_byte_vocabulary(encoded_tokens, whitespace_counts, nfc)
 
 
 def iterate_parts(part: Any) -> Iterator[dict[str, Any]]:

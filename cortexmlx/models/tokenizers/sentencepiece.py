@@ -17,7 +17,7 @@ from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.detokenize import LeadingSpace, PieceDetokenizer, StreamingDetokenizer, TokenPiece
-from cortexmlx.models.tokenizers.least_tokens import TokenLowerBound, bound_for_characters, zero_bound
+from cortexmlx.models.tokenizers.least_tokens import TokenLowerBound, bound_for_character_vocabulary, zero_bound
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -109,7 +109,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def token_lower_bound(self) -> TokenLowerBound:
-        return bound_for_characters(self._tokens, self._keeps_spaces) if self._keeps_bytes else zero_bound()
+        return bound_for_character_vocabulary(self._tokens, self._keeps_spaces) if self._keeps_bytes else zero_bound()
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         detokenizer = PieceDetokenizer(self._pieces, self._leading_space)

@@ -31,7 +31,7 @@ _CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapte
 
 def is_client_error(error: CortexError) -> bool:
     """Return whether the request itself is at fault, so that it would fail again: HTTP status 400, unless `http_status`
-    of the server has a narrower one. A form counts, too, that proves too complex while the answer is written.
+    of the server has a more specific one. A schema or grammar that turns out too complex only later counts, too.
     """
     return isinstance(error, _CLIENT_ERRORS)
 

@@ -127,10 +127,12 @@ def _then(desk: Desk, act: Callable[[], None]) -> Callable[[Iterable[Submission]
 def test_what_was_computed_before_a_preemption_does_not_count() -> None:
     """The row begins again, and a step that was in flight meanwhile brings the sums of its earlier life."""
     taken: list[Any] = []
-    answer = SimpleNamespace(job=SimpleNamespace(id=3, generation=1), group=SimpleNamespace(add_pooled=taken.append))
+    answer = SimpleNamespace(
+        job=SimpleNamespace(id=3, generation=1), group=SimpleNamespace(add_pooled_part=taken.append)
+    )
     requests: Any = SimpleNamespace(answers={3: answer})
     for generation in (0, 1):
         segment = SimpleNamespace(job=3, generation=generation, pooled=range(1))
         plan: Any = SimpleNamespace(segments=[segment])
-        OpenRequests._add_pooled(requests, plan, [generation])  # type: ignore[list-item]
+        OpenRequests._add_pooled_parts(requests, plan, [generation])  # type: ignore[list-item]
     assert taken == [1]

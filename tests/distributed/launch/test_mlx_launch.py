@@ -10,7 +10,7 @@ import pytest
 from mlx._distributed_utils import launch
 
 from cortexmlx.distributed.launch import mlx_launch
-from cortexmlx.distributed.launch.mlx_launch import LONGEST_SECONDS, patient_select
+from cortexmlx.distributed.launch.mlx_launch import LONGEST_SECONDS, select_without_write_wakeups
 
 
 def test_a_pipe_that_can_be_written_to_ends_no_wait() -> None:
@@ -18,11 +18,11 @@ def test_a_pipe_that_can_be_written_to_ends_no_wait() -> None:
     silent, written = os.pipe(), os.pipe()
     try:
         start = time.monotonic()
-        assert patient_select([silent[0]], [written[1]], [], 1.0) == ([], [written[1]], [])
+        assert select_without_write_wakeups([silent[0]], [written[1]], [], 1.0) == ([], [written[1]], [])
         assert time.monotonic() - start >= LONGEST_SECONDS * 0.9
         os.write(silent[1], b"x")
-        assert patient_select([silent[0]], [], [], 600.0) == ([silent[0]], [], [])
-        assert patient_select([], [], [], 0) == ([], [], [])
+        assert select_without_write_wakeups([silent[0]], [], [], 600.0) == ([silent[0]], [], [])
+        assert select_without_write_wakeups([], [], [], 0) == ([], [], [])
     finally:
         for end in (*silent, *written):
             os.close(end)
@@ -36,7 +36,7 @@ def test_it_takes_the_place_of_what_the_launcher_waits_with(
     monkeypatch.setattr("sys.argv", ["mlx.launch", "--print-python"])
     monkeypatch.setattr(launch, "log", launch.log)
     mlx_launch.main()
-    assert launch.select is patient_select
+    assert launch.select is select_without_write_wakeups
     assert capsys.readouterr().err == ""
     launch.log(False, "Running", "a command")
     launch.log(False, "Node with rank 1 completed")
