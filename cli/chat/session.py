@@ -343,8 +343,8 @@ class ChatSession:
         ):
             self.saver.save(conversation, self.typed_texts)
 
-    def start_new_chat(self) -> None:
-        """Start another chat, saved in a new file."""
+    def save_in_new_file(self) -> None:
+        """Save what follows in a new file: `/clear` has emptied the conversation, or `/load` has filled it."""
         self.undone_question = None
         if self.saver is not None:
             self.saver.start_new_file()

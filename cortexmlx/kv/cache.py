@@ -417,7 +417,7 @@ class KVCache:
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.drop_owner(table.blocks[::-1] if evict_first else table.blocks, evict_first)
+            pool.drop_owner(table.blocks[::-1], evict_first)
             if evict_first and self.disk_tier is not None:
                 self.disk_tier.remove_queued(pool.passed[block] for block in table.blocks if block in pool.passed)
         if not will_retry:

@@ -543,9 +543,8 @@ class BlockPool:
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
         """Take one owner from each of a sequence's `blocks`. Return how many blocks became free.
 
-        A block without owners is free, or waits to be evicted if it is cached: ends of texts are evicted before
-        beginnings, so the last block waits first. With `evict_first`, the blocks wait before all others, in the order
-        of `blocks`: the caller has reversed them.
+        A block without owners is free, or can be evicted if it is cached, in the order of `blocks`. So callers give the
+        ends of texts first, which are of no use without the beginnings. With `evict_first`, they go before all others.
         """
         if not blocks:
             return 0
@@ -555,7 +554,7 @@ class BlockPool:
         for run in split_into_runs(free):
             self.allocator.free(run)
         queue = self.passed if evict_first else self.unused
-        for block in orphans if evict_first else reversed(orphans):
+        for block in orphans:
             if block in self.cached:
                 self._enqueue(block, queue)
         return len(free)

@@ -24,7 +24,7 @@ from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
 VERSION = 1
-"""The version of the format. Files with another version are refused."""
+"""The version of the format. Files with another are refused. A field that may be missing needs no new one."""
 
 LARGEST = 64 << 20
 """Bytes that a file may have: more than the longest context in any language."""

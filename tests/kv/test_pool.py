@@ -70,7 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         if passed:
             self.passed += late
         else:
-            self.waiting += reversed(late)
+            self.waiting += late
 
     @rule(at=TABLE)
     def cache(self, at: int) -> None:

@@ -90,7 +90,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest(f"{error} (a model: /model {argument})") from None
     chat.conversation.load(path)
     chat.print_notes()
-    chat.start_new_chat()
+    chat.save_in_new_file()
     read = f", of which the first {unsent} are not sent any more" if (unsent := chat.conversation.unsent) else ""
     message = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
     print_indented(console, message)

@@ -27,7 +27,7 @@ def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
     saved_name = chat.saver.saved_path.stem if chat.saver is not None and chat.saver.saved_path is not None else None
     chat.conversation.clear()
     chat.attached_files.clear()
-    chat.start_new_chat()
+    chat.save_in_new_file()
     note = "the conversation is empty again" + (f"; what was said is kept as {saved_name}" if saved_name else "")
     print_indented(console, note)
 

@@ -74,7 +74,7 @@ def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: C
     again.load(find_chat(LAST))
     assert again.messages == session.conversation.messages and len(again.messages) == 4
     session.conversation.clear()
-    session.start_new_chat()
+    session.save_in_new_file()
     session.ask(Question("one"))
     assert session.saver.path is not None and session.saver.path.stem == f"{path.stem}-2"
 

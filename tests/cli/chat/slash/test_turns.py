@@ -25,7 +25,7 @@ def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: C
     said = printed(screen).splitlines()
     assert said[-3:] == ["  took back: two ...", "  took back: one", "  there is nothing to take back"]
     assert said[0].startswith("  the same again, at temperature 0")
-    session.start_new_chat()
+    session.save_in_new_file()
     for line, says in {
         "/regen": "no answer to write again",
         "/edit x": "no question to change",
