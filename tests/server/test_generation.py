@@ -79,14 +79,15 @@ def test_many_streams_of_which_half_are_dropped_leave_nothing(serve: Any, engine
 def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    monkeypatch.setattr(generation, "MAX_QUEUED_EVENTS", 4)
-
     async def events() -> list[Any]:
         asked = chat_completions.read(LONG, RequestDefaults(SamplingParams()))
         answer = generation.HttpRequestAnswers(engine, EventMailbox(asyncio.get_running_loop()), asked)
-        await answer.submit(None, None)
         if gone:
+            await answer.submit(None, None)
             answer.close()
+        monkeypatch.setattr(generation, "MAX_QUEUED_EVENTS", 4)
+        if not gone:
+            await answer.submit(None, None)
         async with asyncio.timeout(PATIENCE):
             while not answer.closed:
                 await asyncio.sleep(0)
