@@ -90,8 +90,7 @@ class InProcessModel:
         self.disk: StoreConnector | None = None
         self._warm_up = KernelWarmUp()
         self._head_folder = head_folder
-        self._head_notes: tuple[str, ...] = ()
-        self._sight_notes: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
         self._sight_bytes = 0
         self.images: ImageReader | None = None
         """The preprocessor of images in chat messages; None if the model reads text only."""
@@ -184,8 +183,7 @@ class InProcessModel:
                 if self.sight is None
                 else tuple(note for note in loaded.notes if note not in note_unread_inputs(loaded.config))
             )
-            + self._sight_notes
-            + self._head_notes
+            + self._notes
             + memory_warnings
             + mode.notes
             + notes
@@ -215,10 +213,10 @@ class InProcessModel:
             images = family.make_reader(loaded, tower, config.prefill_budget or PREFILL_BUDGET)
             self._sight_bytes, self.images = predict_sight_bytes(tower, loaded.path).total, images
         except CortexError as error:  # its text part does not need it
-            self._sight_notes = (f"images are not seen: {error}",)
+            self._notes += (f"images are not seen: {error}",)
             return None
         mode.sight = Sight(tower, loaded.model)
-        self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
+        self._notes += (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
         return mode.sight
 
     def _add_head(self, mode: ExecutionMode) -> DraftHead | Assistant | None:
@@ -245,15 +243,15 @@ class InProcessModel:
             try:
                 head = read_draft_head(path, self.loaded.config, model)
             except (ModelCorrupt, ModelUnsupported) as error:  # the model does not need it
-                self._head_notes = (f"{label} is not used: {error}",)
+                self._notes += (f"{label} is not used: {error}",)
                 return None
         if head is None:
             return None
         if not isinstance(mode, PagedMode) or not mode.add_head(head):
-            self._head_notes = (f"{label} is not used: it does not fit the way in which {self.loaded.name} runs",)
+            self._notes += (f"{label} is not used: it does not fit the way in which {self.loaded.name} runs",)
             return None
         self._warm_up.add(mode.head_checks(self.backend, config.block_size))
-        self._head_notes = (f"{label} drafts tokens ({format_bytes(head.nbytes)} of weights)",)
+        self._notes += (f"{label} drafts tokens ({format_bytes(head.nbytes)} of weights)",)
         return head
 
     def _draft_notes(self) -> tuple[str, ...]:
@@ -339,6 +337,7 @@ class InProcessModel:
         identity_parts = (self._config.block_size, attention)
         store = setup.start(self.loaded, self._mode.groups, identity_parts, lambda: wake(lambda core: None))
         if isinstance(store, str):
+            self._notes += (f"kv_store cannot be used: {store}",)
             return None
         return StoreConnector(
             store,

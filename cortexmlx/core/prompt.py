@@ -251,7 +251,7 @@ def _template_message(
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
     if fields["role"] == "developer":
         fields["role"] = "system"
-    if not fields.keys() - _NAMES:
+    if "content" not in fields and (fields["role"] in ("system", "user") or not fields.keys() - _NAMES):
         raise InvalidRequest(f"message {number}, of the role {fields['role']!r:.40}, has no `content`: give it a text")
     content = fields.setdefault("content", "")
     if not isinstance(content, (str, Mapping)):

@@ -242,12 +242,13 @@ def test_without_a_prefix_cache_or_blocks_there_is_no_store(tiny: Any, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["file/store", "a\0b"])
-def test_a_folder_that_cannot_be_written_is_one_warning(
+def test_a_folder_that_cannot_be_written_is_one_warning_and_a_note(
     name: str, tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     driver = Driver(tiny("llama"), kv_store=tmp_path / name)
     assert list(driver.answers([LONG], 10)[0]) == theirs("llama", LONG, 10)
+    assert "kv_store cannot be used: " in driver.core.info.notes[-1]
     driver.core.release()
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.getMessage().encode(), "any log can write it"
