@@ -37,7 +37,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tokens": (lambda e: e.decode(5), "tokens are a list of token ids, not 5"),
     "token": (lambda e: e.token_bytes("x"), "a token id is an integer, not 'x'"),
     "no content": (lambda e: e.generate([{"role": "user"}]), "message 1, of the role 'user', has no `content`"),
-    "content under another name": (lambda e: e.encode([{"role": "user", "text": "hi"}]), "message 1, .* has no `content`"),
+    "content under another name": (
+        lambda e: e.encode([{"role": "user", "text": "hi"}]),
+        "message 1, .* has no `content`",
+    ),
     "content is null": (lambda e: e.encode([{"role": "user", "content": None}]), "message 1, .* has no `content`"),
     "content, a number": (lambda e: e.encode([{"role": "user", "content": 5}]), "`content` of message 1 is 5, but"),
     "content, bytes": (lambda e: e.encode([{"role": "user", "content": b"x"}]), "`content` of message 1 is b'x'"),
