@@ -97,7 +97,7 @@ class PromptTrace:
         """
         draft, request = self.draft, self.request
         lost = min(draft.known_tokens, draft.prompt_tokens - 1) - cached
-        recomputed, reason = draft.recomputed_tokens + max(0, lost), draft.reason
+        recomputed, reason = min(draft.recomputed_tokens + max(0, lost), draft.prompt_tokens - cached), draft.reason
         if not request.cache:
             reason = RecomputeReason.CACHE_OFF
         elif request.scored_tokens or request.params.prompt_logprobs is not None:
@@ -105,9 +105,9 @@ class PromptTrace:
         elif lost > draft.recomputed_tokens and reason is not RecomputeReason.ADAPTER:
             is_there = in_memory >= draft.known_tokens - MIN_RECOMPUTED
             reason = RecomputeReason.STATE if is_there else RecomputeReason.EVICTED
-        if reason is not draft.reason:
-            draft = CacheReport(draft.prompt_tokens, known_tokens=draft.known_tokens, model=draft.model)
         is_explained = recomputed >= MIN_RECOMPUTED
+        if reason is not draft.reason or not is_explained:
+            draft = CacheReport(draft.prompt_tokens, known_tokens=draft.known_tokens, model=draft.model)
         report = replace(
             draft,
             memory_tokens=cached - on_disk,

@@ -65,6 +65,8 @@ def test_the_nearest_of_several_conversations_is_compared() -> None:
     report = tell(history, changed)
     assert (report.known_tokens, report.recomputed_tokens, report.character) == (35, 400 - 36, 35)
     assert report.old[:16] == report.new[:16] and report.new[16] == Letters().decode([1]) != report.old[16]
+    found = tell(history, np.where(np.arange(400) == 36, 1, first), cached=390)  # by another process, on disk
+    assert (found.recomputed_tokens, found.reason, found.old) == (0, None, "")
 
 
 def test_memory_is_bounded_and_those_who_asked_last_keep_theirs() -> None:
