@@ -308,7 +308,7 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
         f"  curl {listening.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
     )
     listening.run()
-    console.print_message("\nended: no request is running")
+    console.print_message("\nended")
 
 
 def startup_lines(pool: ModelPool, url: str) -> Iterator[str]:
