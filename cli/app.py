@@ -131,12 +131,11 @@ class RootCommand(TyperGroup):
         """Find a subcommand by name. For another program's command or a model, the error suggests the right command."""
         first_argument = args[0]
         if self.get_command(ctx, first_argument) is None:
-            if first_argument in COMMAND_SYNONYMS:
-                line = shlex.join(["cortexmlx", COMMAND_SYNONYMS[first_argument], *args[1:]])
-                ctx.fail(
-                    f"No such command {first_argument!r}. Did you mean {COMMAND_SYNONYMS[first_argument]!r}? Type: "
-                    f"{line}"
-                )
+            if command := COMMAND_SYNONYMS.get(first_argument):
+                if command == "chat" and len(args) > 2 and not args[2].startswith("-"):
+                    command = "generate"  # it takes a question
+                line = shlex.join(["cortexmlx", command, *args[1:]])
+                ctx.fail(f"No such command {first_argument!r}. Did you mean {command!r}? Type: {line}")
             if first_argument in MISSING_COMMANDS:
                 ctx.fail(f"No such command {first_argument!r}: {MISSING_COMMANDS[first_argument]}")
             if first_argument == STARTER or "/" in first_argument or first_argument.endswith(".gguf"):

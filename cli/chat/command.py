@@ -79,7 +79,7 @@ def chat(
 ) -> None:
     """Talk to a model. /help in the chat lists its commands.
 
-    With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
+    With a file or a pipe as input, that is the one question, before -p if given. With a file or a pipe as output,
     the answer is its plain text. Answers are sampled as the model's makers recommend (generation_config.json; the
     starter model with a light repetition penalty); the defaults below are for other models. --temp 0
     --repetition-penalty 1 is greedy.

@@ -89,6 +89,7 @@ def test_the_package_runs_as_a_module() -> None:
     [
         ("modles", "Did you mean 'models'?"),
         ("run smollm2", "Did you mean 'chat'? Type: cortexmlx chat smollm2"),
+        ("run smollm2 Why?", "Did you mean 'generate'? Type: cortexmlx generate smollm2 'Why?'"),
         ("pull org/model", "a model is downloaded when it is first used: cortexmlx chat org/name"),
         ("rm org/model", "hf cache rm"),
         ("ps", "nothing runs in the background"),

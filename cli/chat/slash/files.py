@@ -44,6 +44,8 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     path = Path(os.path.expanduser(name.strip("\"'")))
     if os.path.isdir(path):
         raise InvalidRequest(f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent}")
     if not force and os.path.lexists(path):
         raise InvalidRequest(f"{path} exists already: name another file, or write over it with /save {name} {FORCE}")
     if path.suffix.lower() in MARKDOWN:

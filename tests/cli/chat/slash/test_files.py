@@ -70,9 +70,11 @@ def test_what_cannot_be_saved_is_said(session: ChatSession, screen: Console, tmp
     with pytest.raises(InvalidRequest, match="is a folder: name a file in it"):
         run_command(f"/save {tmp_path}", session, screen)
     (tmp_path / "file").touch()
-    for name in ("file/talk.md", "x" * 300 + ".json"):
-        with pytest.raises(ConversationFileError, match="cannot be written"):
+    for name in ("file/talk.md", "missing/talk.json"):
+        with pytest.raises(InvalidRequest, match=f"there is no folder {(tmp_path / name).parent}"):
             run_command(f"/save {tmp_path / name}", session, screen)
+    with pytest.raises(ConversationFileError, match="cannot be written"):
+        run_command(f"/save {tmp_path / ('x' * 300 + '.json')}", session, screen)
 
 
 @pytest.mark.parametrize("name", ["talk.json", "talk.md"])
