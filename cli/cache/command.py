@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -60,9 +61,12 @@ def cache(
         raise CortexError(f"{folder} cannot be used: {error}") from error
     segment_store.open()
     if clear:
-        freed_bytes = segment_store.clear() + remove_transcripts(folder)
-        for each in folder.glob("*.prefix"):
-            each.unlink(missing_ok=True)
+        try:
+            freed_bytes = segment_store.clear() + remove_transcripts(folder)
+            for each in folder.glob("*.prefix"):
+                each.unlink(missing_ok=True)
+        except OSError as error:
+            raise CortexError(f"{folder} cannot be cleared: {error}") from error
         segment_store.close()
         print_freed(folder, freed_bytes, as_json)
         return
@@ -191,6 +195,8 @@ def export(
     (-m) computes the beginning of every prompt that continues these messages, and keeps it under NAME. A prompt finds
     it only with the same model, adapter, --kv-bits and --block-size, and the same versions.
     """
+    if not file.parent.is_dir() or (file.exists() and not zipfile.is_zipfile(file)):
+        raise CortexError(f"{file} cannot be written: it is another file, or there is no folder {file.parent}")
     if messages is None:
         with open_store(config) as store:
             prefix = find_prefix(store.path, name)

@@ -252,13 +252,12 @@ class SegmentStore:
         return 0
 
     def clear(self) -> int:
-        """Remove all segments, also those of other versions. Return their bytes."""
-        freed_bytes = 0
-        with contextlib.suppress(OSError):
-            for name, size in self._segment_sizes().items():
-                self._remove_segments([name])
-                freed_bytes += size
-        return freed_bytes
+        """Remove all segments, also those of other versions. Return their bytes. Raises OSError if some stay."""
+        sizes = self._segment_sizes()
+        self._remove_segments(list(sizes))
+        if left := sizes.keys() & self._segment_sizes().keys():
+            raise OSError(f"{len(left)} of its {len(sizes)} files could not be removed")
+        return sum(sizes.values())
 
     # -- the index ----------------------------------------------------------------------------------------------------
 
@@ -291,12 +290,8 @@ class SegmentStore:
             try:
                 if self._is_damaged:
                     delete_index(self.path)
-                self._index, self._is_damaged, self._key_filter, self._version = (
-                    self._open_or_rebuild(),
-                    False,
-                    None,
-                    -1,
-                )
+                self._index, self._is_damaged = self._open_or_rebuild(), False
+                self._key_filter, self._version = None, -1
             except (OSError, sqlite3.Error) as error:
                 self.warn_once("has no index", error)
             if self._closed:

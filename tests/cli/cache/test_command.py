@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,6 +37,10 @@ def test_it_says_which_models_take_how_much_and_removes_it(
     assert run(["cache"]) == 0
     assert "  (conversations of servers)   1.95 KiB" in [*capsys.readouterr().out.splitlines()]
     (folder / "mine.txt").write_text("mine")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Path, "unlink", Mock(side_effect=PermissionError("nobody may")))
+        assert run(["cache", "--clear"]) == 1
+    assert "files could not be removed" in capsys.readouterr().err
     assert run(["cache", "--clear"]) == 0
     assert "removed" in capsys.readouterr().out
     assert sorted(os.listdir(folder)) == ["index.sqlite", "mine.txt", "secret"]
