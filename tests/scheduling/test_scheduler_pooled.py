@@ -211,6 +211,26 @@ def test_chats_evict_instructions_first() -> None:
     assert not any(entry.transient for entry in stage.cache.prefix.entries)
 
 
+def test_a_text_evicts_an_instruction_and_not_what_is_next() -> None:
+    cache = Stage(8).cache
+    for number, transient in enumerate((False, True)):
+        cache.allocate_for(number, 8, transient=transient)
+        cache.register(number, [number] * 8, 8)
+        cache.free(number, evict_first=not transient)
+    (pool,) = cache.pools
+    assert (len(pool.passed), len(pool.transient)) == (2, 2)
+    cache.allocate_for(2, 20, transient=True)
+    assert (len(pool.passed), len(pool.transient)) == (2, 1)
+
+
+def test_what_is_shared_is_computed_where_its_states_count() -> None:
+    stage = Stage(16)
+    for _ in range(2):
+        job = add_text(stage, [1, 2, 3, 4] * 3, 2, shared=8)
+        stage.shadow.finish(100)
+        assert job.cached <= 2
+
+
 def test_instructions_move_with_the_other_blocks() -> None:
     stage = Stage(16)
     add_text(stage, [3] * 9)  # it keeps nothing, so there is a hole before the other
