@@ -109,6 +109,8 @@ def launch(
     Otherwise it starts a server of its own, on a free port and with a key, which ends with the agent. The agent is told
     the model's true context, so that it compacts in time. Ctrl-C is the agent's, and so is the exit code.
     """
+    if agent == "claude" and any(word.startswith("--settings") for word in arguments or ()):
+        raise CortexError("claude gets --settings of ours, for its server: put yours into ~/.claude/settings.json")
     command = shutil.which(agent)
     if command is None and not show:
         console.print_error(f"{agent} is not installed: npm install -g {PACKAGES[agent]}")

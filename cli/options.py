@@ -428,9 +428,7 @@ def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, 
 
 
 def make_linked_image_reader(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
-    """Return a function that reads images at URLs and paths, as --fetch-images and --images-from allow; None if neither
-    is given. Raises typer.BadParameter.
-    """
+    """Return a reader of images at URLs and paths that the options allow, or None. Raises typer.BadParameter."""
     if not hosts and root is None:
         return None
     from cortexmlx.vision.elsewhere import ImagesElsewhere

@@ -121,6 +121,13 @@ def test_what_is_not_installed_is_said_before_a_model_is_loaded(
         assert f"{agent} is not installed: npm install -g {package}" in capsys.readouterr().err
 
 
+def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Claude reads one --settings. With another, its home could name another server, which would get the prompts."""
+    for words in (["--settings", "{}"], ["-p", "hi", "--settings=mine.json"]):
+        assert run(["launch", "claude", "-m", "/no/model", "--", *words]) == 1
+        assert "put yours into ~/.claude/settings.json" in capsys.readouterr().err
+
+
 def test_codex_is_told_in_arguments_without_the_key() -> None:
     setup = make_setup(Agent.codex, replace(SERVER, model="org/my model 🎉"))  # no pair of escapes, which TOML refuses
     assert setup.arguments[::2] == ["-c"] * (len(setup.arguments) // 2) and "sesame" not in "".join(setup.arguments)
