@@ -61,11 +61,14 @@ def unusable(lists: Sequence[FaultList]) -> Iterator[str]:
     for each in lists:
         for fault in each.faults:
             path = ROOT / fault.file
-            count = path.read_text().count(fault.old) if path.is_file() else 0
-            if count != 1:
+            text = path.read_text() if path.is_file() else ""
+            if (count := text.count(fault.old)) != 1:
                 yield f"{each.name}: {fault.name!r}: {fault.file} has {count} times, not once, {fault.old!r}"
             elif path.suffix == ".py":
-                texts.append((f"{each.name}: {fault.name!r}", path.read_text().replace(fault.old, fault.new)))
+                planted_text = text.replace(fault.old, fault.new)
+                texts.append((f"{each.name}: {fault.name!r}", planted_text))
+                for name in set(re.findall(r"\bself\.(\w+)", planted_text)) - set(re.findall(r"\w+", text)):
+                    yield f"{each.name}: {fault.name!r}: {fault.file} has no self.{name}"
         for test in each.tests:
             if not (ROOT / "tests" / test).exists():
                 yield f"{each.name}: tests/{test} is not there"

@@ -23,7 +23,7 @@ FAULTS = (
         "max(round_to_bucket(tokens), rows + 1)",
         "round_to_bucket(tokens)",
     ),
-    Fault("the purse is never filled", PURSE, "self.add_gain(BUDGET_REFILL * tokens)", "self.add(0 * tokens)"),
+    Fault("the purse is never filled", PURSE, "self.add_gain(BUDGET_REFILL * tokens)", "self.add_gain(0 * tokens)"),
     Fault(
         "a verifying step's loss is not counted",
         LEDGER,

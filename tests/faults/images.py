@@ -87,7 +87,7 @@ FAULTS = (
     Fault(
         "a row goes on without an image's features",
         SCHEDULER,
-        "lambda image: request([image]) is None",
+        "lambda image: request_features([image]) is None",
         "lambda _: True",
     ),
     Fault(

@@ -81,7 +81,7 @@ FAULTS = (
         "stop strings end calls",
         STREAM,
         "        if self._calls is not None:\n",
-        "        if self._in_answer is not None:\n            new = self._up_to_stop(self._in_answer, new, final)\n"
+        "        if self._in_answer is not None:\n            new = self._cut_at_stop(self._in_answer, new, final)\n"
         "        if self._calls is not None:\n",
     ),
     Fault(
