@@ -110,7 +110,7 @@ def launch(
     the model's true context, so that it compacts in time. Ctrl-C is the agent's, and so is the exit code.
     """
     if agent == "claude" and any(word.startswith("--settings") for word in arguments or ()):
-        raise CortexError("claude gets --settings of ours, for its server: put yours into ~/.claude/settings.json")
+        raise CortexError("launch gives claude --settings that name its server: put yours into ~/.claude/settings.json")
     command = shutil.which(agent)
     if command is None and not show:
         console.print_error(f"{agent} is not installed: npm install -g {PACKAGES[agent]}")

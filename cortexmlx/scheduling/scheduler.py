@@ -455,11 +455,11 @@ class Scheduler:
         """Return how many of a job's next `count` tokens come before an image without features, and ask for these
         features. They may be missing because a prompt has more images than are kept.
         """
-        images, request = job.request.images, self._admission.request_features
+        images, request_features = job.request.images, self._admission.request_features
         if images is None:
             return count
         return images.tokens_before_missing_image(
-            job.num_computed_tokens, count, lambda image: request([image]) is None
+            job.num_computed_tokens, count, lambda image: request_features([image]) is None
         )
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
