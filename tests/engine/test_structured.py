@@ -246,12 +246,12 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
 
     def faulty(text: str, **options: Any) -> list[int]:
         calls[0] -= 1
-        if calls[0] == 0:
+        if calls[0] == 0 or (calls[0] < 0 and kind is ValueError):  # one error alone mostly changes nothing
             raise kind("thrown")
         return encode(text, **options)
 
     vocabulary.encode._encode = faulty
-    for at in (1, 4, *range(10, 21)):  # most of what is thrown changes nothing: 15 and 16, or near
+    for at in (1, 4, 10, 16, 20):
         calls[0] = at
         handles = [driver.add(prompt, 60, **asked) for _ in range(2)]
         try:
@@ -265,7 +265,7 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
                 assert driver.result(handle).text == whole.text
             except StructuredOutputError as error:
                 outcomes.append(str(error))
-    calls[0] = -1
+    vocabulary.encode._encode = encode
     assert driver.result_of(prompt, 60, **asked).text == whole.text
     assert outcomes and all(told == "interrupted" or "llguidance failed, as the log tells" in told for told in outcomes)
     assert ("interrupted" in outcomes) is (kind is KeyboardInterrupt)
