@@ -404,9 +404,7 @@ def _reshaped_strides(shape: Shape, strides: Shape, result: Shape) -> Shape | No
     """Return the strides of a reshaped view by NumPy's rule, without reading memory; None if there is no view."""
     if 0 in result:
         return dense_strides(result)
-    view = np.lib.stride_tricks.as_strided(_DUMMY, shape, strides)
     try:
-        view.shape = result
-    except (AttributeError, ValueError):
+        return np.reshape(np.lib.stride_tricks.as_strided(_DUMMY, shape, strides), result, copy=False).strides
+    except ValueError:
         return None
-    return tuple(view.strides)

@@ -90,6 +90,11 @@ def test_constants_count() -> None:
     assert peak_bytes(trace_graph(lambda x: [x + mask], mx.zeros((1,)))) == pytest.approx(2 * mask.nbytes, rel=0.01)
 
 
+def test_no_memory_is_read_to_see_that_a_reshape_copies() -> None:
+    side = 1 << 20
+    assert view_strides("Reshape", (), (side, side), (1, side), (side * side,)) is None
+
+
 def copied(make: Any) -> tuple[int, int]:
     """Bytes that MLX takes for what `make` makes of an array, and what it should by `look`."""
     given = mx.ones(BASE)
