@@ -119,6 +119,7 @@ class EngineCore:
         try:
             with self.measurements.busy_timer:
                 if self.has_image_to_encode:
+                    self.drain()  # the image delays no token that is there
                     self._encode_image()
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():

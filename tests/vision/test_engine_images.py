@@ -166,12 +166,13 @@ def test_others_get_tokens_between_the_pieces_of_a_block(
     with Engine(folders["qwen3_5"], speculate=False) as engine:
         others = engine.submit("a text", max_tokens=400, ignore_eos=True)
         seen: list[int] = []
-        rows = set[int]()
+        rows = set[tuple[int, int]]()
         own = Sight.advance
 
         def advance(sight: Sight, seconds: float | None) -> None:
-            seen.append(engine._worker.core.measurements.generated_tokens)
-            rows.add(engine._worker.core.scheduler.rows_running)
+            core = engine._worker.core
+            seen.append(core.measurements.generated_tokens)
+            rows.add((core.scheduler.rows_running, len(core._in_flight)))
             assert seconds == 0.25 / 2
             own(sight, 0.0)
 
@@ -179,7 +180,7 @@ def test_others_get_tokens_between_the_pieces_of_a_block(
         monkeypatch.setattr(towers, "MAX_PRODUCTS", 100_000)
         assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
         others.cancel()
-        assert rows == {1}, "who waits for an image has no row"
+        assert rows == {(1, 0)}, "who waits for an image has no row, and no token waits for a piece of it"
         assert len(seen) > 20 and len(set(seen)) > 15 and others.result().finish_reason is FinishReason.CANCELLED
 
 
