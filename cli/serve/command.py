@@ -299,7 +299,7 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
     """Print where the server listens, and answer requests until the end."""
     from cortexmlx.server.listening import HttpServer
 
-    listening = HttpServer(application, listener, grace)
+    listening = HttpServer(application, listener, grace, tell=console.print_message)
     for each in startup_lines(pool, listening.url):
         console.print_message(each)
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from http import HTTPStatus
@@ -39,14 +39,21 @@ MAX_READ = 16 << 10
 
 
 class HttpServer:
-    """Serves an ASGI application with uvicorn until `stop` or a signal; running requests get `grace` seconds."""
+    """Serves an ASGI application with uvicorn until `stop` or a signal; running requests get `grace` seconds. `tell`
+    gets a line on those that it waits for.
+    """
 
     def __init__(
-        self, application: Any, listener: socket.socket, grace: float = 10.0, limits: ConnectionLimits | None = None
+        self,
+        application: Any,
+        listener: socket.socket,
+        grace: float = 10.0,
+        limits: ConnectionLimits | None = None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         import uvicorn
 
-        self._socket = listener
+        self._socket, self._tell = listener, tell
         self.url = _listener_url(listener)
         """The address, for programs on this machine."""
         http_server = self
@@ -70,10 +77,8 @@ class HttpServer:
         )
 
         class Server(uvicorn.Server):
-            @contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                with http_server._stop_on_signals():
-                    yield
+            def capture_signals(self) -> Any:
+                return http_server._stop_on_signals()
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
@@ -101,7 +106,14 @@ class HttpServer:
         """Stop the server. Safe from other threads; a second call cuts the running requests."""
         if self._server.should_exit:
             self._server.force_exit = True
+            self._server.servers = []  # from Python 3.12 on, uvicorn waits for their connections
+            return
         self._server.should_exit = True
+        if count := len(self._server.server_state.tasks):
+            seconds = self._server.config.timeout_graceful_shutdown
+            limit = "as long as it takes" if seconds is None else f"up to {seconds} s"
+            requests = "1 request" if count == 1 else f"{count:,} requests"
+            self._tell(f"waiting for {requests}, for {limit}. Ctrl-C again ends it now.")
 
     @property
     def open_connections(self) -> int:
@@ -114,18 +126,14 @@ class HttpServer:
         main thread. With nohup, SIGHUP stays ignored.
         """
         loop = asyncio.get_running_loop()
-        handled_signals = []
-        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal_number == signal.SIGHUP and signal.getsignal(signal_number) is signal.SIG_IGN:
-                continue
-            with suppress(ValueError, RuntimeError):  # not the main thread
-                loop.add_signal_handler(signal_number, self.stop)
-                handled_signals.append(signal_number)
-        try:
+        with ExitStack() as stack:
+            for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal_number == signal.SIGHUP and signal.getsignal(signal_number) is signal.SIG_IGN:
+                    continue
+                with suppress(ValueError, RuntimeError):  # not the main thread
+                    loop.add_signal_handler(signal_number, self.stop)
+                    stack.callback(loop.remove_signal_handler, signal_number)
             yield
-        finally:
-            for signal_number in handled_signals:
-                loop.remove_signal_handler(signal_number)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

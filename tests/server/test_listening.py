@@ -84,9 +84,16 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
     error in the log.
     """
     application = app(engine)
-    listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=inf)
+    told: list[str] = []
+    listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=inf, tell=told.append)
     if not twice:
         listening._server.config.timeout_graceful_shutdown = 0
+
+    async def wait_closed(server: Any) -> None:
+        while server._active_count:  # as from Python 3.12 on
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(asyncio.base_events.Server, "wait_closed", wait_closed)
     logged: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
     monkeypatch.setattr(handler, "handle", lambda record: record.exc_info and logged.append(record))
@@ -117,6 +124,8 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
         for thread in (server, *waiting):
             thread.join(PATIENCE)
             assert not thread.is_alive()
+        limit = "as long as it takes" if twice else "up to 0 s"
+        assert told == [f"waiting for 9 requests, for {limit}. Ctrl-C again ends it now."]
         ends = {path: reply.read().decode() for path, reply in streams.items()}
         head, _, body = slow.makefile("rb").read().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ") and json.loads(body)["error"]["type"] == "overloaded_error"

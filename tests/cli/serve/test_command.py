@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -69,6 +70,19 @@ def test_it_answers_whom_its_keys_let_in_and_ctrl_c_ends_it_with_0(started: Any,
     asked = [line for line in lines if "status" in line]
     assert [line["status"] for line in asked] == [200, 200, 200, 401] and asked[0]["answer"] > 0
     assert said.splitlines()[-1] == "ended" and "Traceback" not in said
+
+
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it_now(started: Any) -> None:
+    process, url = started("--grace", "600")
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=PATIENCE) as client:
+        head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        client.sendall(head)
+        assert client.recv(99).startswith(b"HTTP/1.1 100")  # it runs
+        process.send_signal(signal.SIGINT)
+        line = next(line for line in process.stderr if "waiting" in line)
+        assert line == "waiting for 1 request, for up to 600 s. Ctrl-C again ends it now.\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0 and b"HTTP/1.1 503" in client.recv(9999)
 
 
 @pytest.mark.parametrize(
