@@ -182,7 +182,7 @@ def serve(
     """Answer programs that speak the OpenAI API (chat completions, completions, responses, embeddings), Anthropic's
     (messages) or Ollama's, and rerank documents.
 
-    It needs `pip install -e '.[server]'`, in the clone. Ctrl-C ends it: running requests get the time of --grace.
+    It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace.
     Sampling options are for what a request does not set; without them, the model's makers' recommendation holds. The
     first of several models is loaded at once, the others when a request asks for them.
     """
@@ -279,7 +279,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     """Open the listening socket before the model loads. Raises CortexError if that fails or a package is missing."""
     required_packages = ("starlette", "uvicorn", "prometheus_client")
     if missing_packages := [name for name in required_packages if importlib.util.find_spec(name) is None]:
-        raise CortexError(f"the server needs {', '.join(missing_packages)}: `pip install -e '.[server]'` in the clone")
+        raise CortexError(f"the server needs {', '.join(missing_packages)}: `pip install 'cortexmlx[server]'`")
     from cortexmlx.server.listening import open_listener
 
     return open_listener(host, port)

@@ -33,5 +33,5 @@ def app(
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "prometheus_client"):
             raise
-        raise CortexError(f"the server needs {error.name}: `pip install -e '.[server]'` in the clone") from None
+        raise CortexError(f"the server needs {error.name}: `pip install 'cortexmlx[server]'`") from None
     return build_application(engine, settings or ServerSettings(**options))

@@ -328,7 +328,7 @@ def test_refusals_name_the_numbers_and_the_next_step(tmp_path: Path, monkeypatch
     with pytest.raises(InvalidRequest, match=r"needs 15 tokens.*the limit is 4"):
         qwen_processor(4).count_tokens(2000, 10)
     monkeypatch.setattr(PIL, "__version__", "12.3.0")
-    with pytest.raises(CortexError, match=r"Pillow 13, not 12\.3\.0"):
+    with pytest.raises(CortexError, match=r"Pillow 13, not 12\.3\.0: `pip install 'cortexmlx\[vision\]'`"):
         open_image(b"")
     monkeypatch.setitem(sys.modules, "PIL", None)
     for call in (lambda: open_image(b""), lambda: ImageProcessor(tmp_path)):

@@ -116,4 +116,4 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
 def test_what_is_not_installed_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert run(["serve", "missing-model"]) == 1
-    assert "pip install -e '.[server]'" in capsys.readouterr().err
+    assert "uvicorn, prometheus_client: `pip install 'cortexmlx[server]'`" in capsys.readouterr().err
