@@ -239,8 +239,8 @@ class RequestHandle(NotCopyable):
                     self._listener_raised = True
                     log.exception("the listener of request %d raised, so it is told only of the end", self.id)
                 except BaseException as error:
-                    log.exception("the listener of request %d raised, and the request ends with it", self.id)
                     self._listener_raised = True
+                    log.exception("the listener of request %d raised, and the request ends with it", self.id)
                     self.fail(CortexError(f"the listener of the request was interrupted by {error!r}: ask again"))
                     self._cancel(self.id)
             return
@@ -250,5 +250,7 @@ class RequestHandle(NotCopyable):
                 self._listener(event)
                 break
             except BaseException:
-                log.exception("the listener of request %d raised when it was told of the end", self.id)
+                if not self._listener_raised:
+                    log.exception("the listener of request %d raised when it was told of the end", self.id)
+                self._listener_raised = True
         self._listener = self._owner = None

@@ -82,7 +82,7 @@ class ModelPool:
     ) -> None:
         """`memory` is the budget: bytes, or a text like "40GB"; None: no limit. Models in `keep` are never unloaded.
         Others are unloaded after `idle` seconds without a request; None: only to make room. `tell` gets a line for each
-        load, failed load and unload, on the pool's thread; None: they are logged.
+        load, failed load (unless `acquire` raises it) and unload, on the pool's thread; None: they are logged.
 
         Raises InvalidRequest if two models have one name, or if a model can never be loaded.
         """
@@ -176,7 +176,9 @@ class ModelPool:
         """
         settled_event = threading.Event()
         self._on_progress = on_progress
-        wait = self.request_model(name, settled_event.set)
+        with self._condition:
+            wait = self.request_model(name, settled_event.set)
+            wait.raises_cause = True
         try:
             while not wait.settled:
                 settled_event.wait(LONGEST_SECONDS)
@@ -315,11 +317,12 @@ class ModelPool:
         """Record a failed load and fail the requests that wait for the model."""
         with self._condition:
             client_error = cannot_load_error(name, cause, self._retries.record_failure(name, cause, self._clock()))
-            for ticket in self._residency.fail_load():
-                if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
-                    wait.fail(client_error, cause)
+            waits = [self._waits.pop(ticket.number, None) for ticket in self._residency.fail_load()]
+            failed_waits = [wait for wait in waits if wait is not None and not wait.settled]
+            for wait in failed_waits:
+                wait.fail(client_error, cause)
             self._hand_out(self._residency.grant_requests())
-        if not self._is_closing:
+        if not self._is_closing and not any(wait.raises_cause for wait in failed_waits):
             self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
 
     def _unload(self, name: str) -> None:
@@ -356,6 +359,8 @@ class _PoolWait:
         self.error: CortexError | None = None
         self.cause: BaseException | None = None
         """What loading raised, with the paths."""
+        self.raises_cause = False
+        """Whether whoever waits raises it, so that it is not told, too."""
         self._pool = pool
         self._on_settled = on_settled
         self._lease: ModelLease | None = None
