@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -359,6 +360,15 @@ def given_parameters(ctx: typer.Context) -> list[str]:
     return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
 
 
+@contextmanager
+def wrong_usage(option: str | None = None) -> Iterator[None]:
+    """Raise an InvalidRequest of this context as typer.BadParameter (wrong usage), with the option that it is about."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
 def model_name(argument: str | None, option: str | None) -> str:
     """Return the model that was given, as argument or option, or else the starter model."""
     if argument is not None and option is not None and argument != option:
@@ -378,15 +388,13 @@ def structured_output(
         raise typer.BadParameter(f"{names[0]} and {names[1]}: an answer has one form")
     if open_schema and schema is None:
         raise typer.BadParameter("it says how --schema is read, and there is none", param_hint="--open-schema")
-    try:
+    with wrong_usage(*names):
         if schema is not None:
             return parse_schema_option(schema, is_open=open_schema)
         if regex is not None:
             return StructuredOutput.regex(regex)
         if choice:
             return StructuredOutput.choice(choice if len(choice) > 1 else map(str.strip, choice[0].split(",")))
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint=names[0]) from None
     return None
 
 
@@ -404,20 +412,14 @@ def parse_adapters(assignments: Sequence[str] | None) -> dict[str, str] | None:
 
 def parse_memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
     """Return the bytes of a size option. Raises typer.BadParameter (wrong usage)."""
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    with wrong_usage(option):
+        return None if text is None else parse_size(text)
 
 
 def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
     """Return `params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
-    try:
+    with wrong_usage():
         return replace(params, **changes)
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
@@ -435,7 +437,5 @@ def make_linked_image_reader(hosts: Sequence[str] | None, root: Path | None = No
 
     if root is not None and not root.is_dir():
         raise typer.BadParameter(f"there is no folder {root}", param_hint="--images-from")
-    try:
+    with wrong_usage("--fetch-images"):
         return ImagesElsewhere(hosts or (), root).read
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--fetch-images") from None

@@ -18,7 +18,6 @@ from cortexmlx.cli.planning.machine import machine_phrase
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import ArenaDemand, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup, quantize_groups
@@ -320,10 +319,8 @@ def _parse_memory(memory: str | None) -> int | None:
     """Return the bytes of --memory. Raises typer.BadParameter."""
     from cortexmlx.cli.planning.machine import parse_sold_memory
 
-    try:
+    with options.wrong_usage("--memory"):
         return None if memory is None else parse_sold_memory(memory)
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--memory") from None
 
 
 def _count_hosts(hosts: str | None) -> int | None:

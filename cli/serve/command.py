@@ -28,7 +28,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.server.model_pool import client_model_name
-from cortexmlx.server.settings import LOOPBACK, LoggedRequest, validate_origins
+from cortexmlx.server.settings import LOOPBACK, SERVER_INSTALL, LoggedRequest, validate_origins
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def serve(
     """Answer programs that speak the OpenAI API (chat completions, completions, responses, embeddings), Anthropic's
     (messages) or Ollama's, and rerank documents.
 
-    It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace.
+    It needs starlette, uvicorn and prometheus-client. Ctrl-C ends it: running requests get the time of --grace.
     Sampling options are for what a request does not set; without them, the model's makers' recommendation holds. The
     first of several models is loaded at once, the others when a request asks for them.
     """
@@ -195,24 +195,17 @@ def serve(
         )
     if host in LOOPBACK and insecure:
         raise typer.BadParameter(f"{host} is reached from this machine only", param_hint="--insecure")
-    try:
+    with options.wrong_usage("--cors"):
         validate_origins(cors or ())
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--cors") from None
+    with options.wrong_usage("--idle"):
+        seconds = None if idle is None else parse_duration(idle)
     default_settings = DefaultSettings(
         options.given_sampling(context, params), parse_template_vars(template_var, think)
     )
-    budget, names, seconds = (
-        options.parse_memory_size(memory, "--memory"),
-        _parse_models(models, model_option, alias),
-        _parse_idle(idle),
-    )
-    if len(names.models) > 1 and config.adapter is not None:
-        raise typer.BadParameter("an adapter belongs to one model, but there are several", param_hint="--adapter")
-    if len(names.models) > 1 and config.draft is not None:
-        raise typer.BadParameter("it drafts for one model, but there are several", param_hint="--draft")
-    if len(names.models) > 1 and config.hosts is not None:
-        raise typer.BadParameter("it spreads one model, but there are several", param_hint="--hosts")
+    budget, names = options.parse_memory_size(memory, "--memory"), _parse_models(models, model_option, alias)
+    for option in ("adapter", "draft", "hosts"):
+        if len(names.models) > 1 and getattr(config, option) is not None:
+            raise typer.BadParameter("it is for one model, but there are several", param_hint=f"--{option}")
     if memory is not None and config.hosts is not None:
         raise typer.BadParameter("with --hosts, the model is elsewhere: give --kv-memory", param_hint="--memory")
     if allow_pull and budget is None:
@@ -267,19 +260,11 @@ def _parse_models(models: list[str] | None, option: str | None, aliases: list[st
     return make_names(model_names, aliases or ())
 
 
-def _parse_idle(text: str | None) -> float | None:
-    """Return the seconds of --idle. Raises typer.BadParameter."""
-    try:
-        return None if text is None else parse_duration(text)
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--idle") from None
-
-
 def open_socket(host: str, port: int) -> socket.socket:
     """Open the listening socket before the model loads. Raises CortexError if that fails or a package is missing."""
     required_packages = ("starlette", "uvicorn", "prometheus_client")
     if missing_packages := [name for name in required_packages if importlib.util.find_spec(name) is None]:
-        raise CortexError(f"the server needs {', '.join(missing_packages)}: `pip install 'cortexmlx[server]'`")
+        raise CortexError(f"the server needs {', '.join(missing_packages)}: `{SERVER_INSTALL}`")
     from cortexmlx.server.listening import open_listener
 
     return open_listener(host, port)
@@ -328,11 +313,8 @@ def startup_lines(pool: ModelPool, url: str) -> Iterator[str]:
     yield f"{url}/v1 serves {len(pool.names)} models, which take up to {format_bytes(pool.memory or 0)} together:"
     for name in pool.names:
         load_state = "loaded" if pool.is_loaded(name) else "loaded when it is asked for"
-        yield (
-            f"  {to_single_line(name)}: {format_bytes(pool.model_memory(name))}, up to {pool.context_length(name):,} "
-            "tokens, "
-            f"{load_state}"
-        )
+        size, length = format_bytes(pool.model_memory(name)), pool.context_length(name)
+        yield f"  {to_single_line(name)}: {size}, up to {length:,} tokens, {load_state}"
     yield f"Ctrl-C ends it. {watch}"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.server.model_pool import ModelPool, ServedModel
-from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.settings import SERVER_INSTALL, ServerSettings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -33,5 +33,5 @@ def app(
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "prometheus_client"):
             raise
-        raise CortexError(f"the server needs {error.name}: `pip install 'cortexmlx[server]'`") from None
+        raise CortexError(f"the server needs {error.name}: `{SERVER_INSTALL}`") from None
     return build_application(engine, settings or ServerSettings(**options))

@@ -151,13 +151,10 @@ class PathNormalizer:
 
     def normalize(self, path: str) -> str:
         """Return the served path that a client's path means, or the client's path itself if it means none."""
-        clean_path = re.sub(r"/{2,}", "/", path)
-        clean_path = clean_path.rstrip("/") or "/"
+        clean_path = re.sub(r"/{2,}", "/", path).rstrip("/") or "/"
         unversioned_path = re.sub(rf"^(?:{_VERSION})+(?=/)", "", clean_path)
-        return next(
-            (each for each in (clean_path, _VERSION + unversioned_path, unversioned_path) if self._is_served(each)),
-            path,
-        )
+        candidates = (clean_path, _VERSION + unversioned_path, unversioned_path)
+        return next((each for each in candidates if self._is_served(each)), path)
 
     def _is_served(self, path: str) -> bool:
         """Whether a path is served, also one below the path of a list, such as `/v1/models/NAME`."""

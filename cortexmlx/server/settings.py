@@ -18,6 +18,9 @@ from cortexmlx.types.sampling_params import SamplingParams
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """The names of this machine for its own programs."""
 
+SERVER_INSTALL = "pip install 'starlette>=1,<2' 'uvicorn>=0.40,<1' 'prometheus-client>=0.24,<1'"
+"""Installs what a server needs, wherever this package is: an index may not have its extras, or a stranger's."""
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 
 

@@ -203,9 +203,9 @@ def _import_pillow() -> Any:
         import PIL
         import PIL.Image
     except ModuleNotFoundError:
-        raise CortexError("images need Pillow: `pip install 'cortexmlx[vision]'`") from None
+        raise CortexError("images need Pillow: `pip install 'pillow>=13,<14'`") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
-        raise CortexError(f"images need Pillow 13, not {PIL.__version__}: `pip install 'cortexmlx[vision]'`")
+        raise CortexError(f"images need Pillow 13, not {PIL.__version__}: `pip install 'pillow>=13,<14'`")
     _silence_libtiff(Path(PIL.__file__).parent)
     return PIL.Image
 

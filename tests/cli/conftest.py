@@ -16,12 +16,18 @@ from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
+from support.models.calling import write_calling
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What commands keep between runs is not the user's here."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling(tmp_path_factory.mktemp("calling") / "tiny", "hermes")
 
 
 @pytest.fixture

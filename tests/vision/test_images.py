@@ -328,9 +328,9 @@ def test_refusals_name_the_numbers_and_the_next_step(tmp_path: Path, monkeypatch
     with pytest.raises(InvalidRequest, match=r"needs 15 tokens.*the limit is 4"):
         qwen_processor(4).count_tokens(2000, 10)
     monkeypatch.setattr(PIL, "__version__", "12.3.0")
-    with pytest.raises(CortexError, match=r"Pillow 13, not 12\.3\.0: `pip install 'cortexmlx\[vision\]'`"):
+    with pytest.raises(CortexError, match=r"Pillow 13, not 12\.3\.0: `pip install 'pillow>=13,<14'`"):
         open_image(b"")
     monkeypatch.setitem(sys.modules, "PIL", None)
     for call in (lambda: open_image(b""), lambda: ImageProcessor(tmp_path)):
-        with pytest.raises(CortexError, match=r"pip install -e '\.\[vision\]'"):
+        with pytest.raises(CortexError, match="need Pillow: `pip install 'pillow>=13,<14'`"):
             call()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +28,10 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return one, two
 
 
-@pytest.fixture
-def started(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., tuple[Any, str, list[str]]]]:
-    """Serve both models in the room of one; returns the process, the address, and what was said so far."""
-    processes = []
-
-    def start(*options: str) -> tuple[Any, str, list[str]]:
-        command = [sys.executable, "-m", "cortexmlx", "serve", *map(str, folders), "--port", "0", "--kv-memory", "8MB"]
-        variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        process = subprocess.Popen(
-            [*command, "--memory", "10MB", *options], stderr=subprocess.PIPE, text=True, env=variables
-        )
-        processes.append(process)
-        assert process.stderr is not None
-        said: list[str] = []
-        for line in process.stderr:
-            said.append(line)
-            if "curl" in line:
-                break
-        found = re.search(r"http://\S+?(?=/v1)", "".join(said))
-        assert found is not None, said
-        return process, found[0], said
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
 def test_two_models_take_turns_in_the_room_of_one_with_settings_of_their_own(
-    started: Any, folders: tuple[Path, Path]
+    serve: Any, folders: tuple[Path, Path]
 ) -> None:
-    process, url, said = started("--alias", "big=two", "--any-name")
-    text = "".join(said)
+    process, url, text = serve(*folders, "--memory", "10MB", "--alias", "big=two", "--any-name")
     assert "serves 2 models, which take up to 9.54 MiB together:" in text
     assert re.search(r"  one: [\d.]+ MiB, up to 4,096 tokens, loaded\n", text)
     assert re.search(r"  two: [\d.]+ MiB, up to 4,096 tokens, loaded when it is asked for\n", text)
@@ -90,32 +58,19 @@ def test_two_models_take_turns_in_the_room_of_one_with_settings_of_their_own(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(number: int, started: Any) -> None:
-    process, url, _ = started("--grace", "0", "--log-format", "none")
+def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(number: int, serve: Any, folders: Any) -> None:
+    process, url, _ = serve(*folders, "--memory", "10MB", "--grace", "0", "--log-format", "none")
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         long: Any = {**BODY, "max_tokens": 4000, "ignore_eos": True, "stream": True, "model": "one"}
         with http.stream("POST", PATH, json=long) as reply:
             next(reply.iter_lines())
-            waiting = subprocess.Popen(
-                [sys.executable, "-c", _ASK, url, json.dumps({**BODY, "model": "two"})], stdout=subprocess.PIPE
-            )
-            assert waiting.stdout is not None and waiting.stdout.readline() == b"asked\n"
-            process.send_signal(number)
-            assert process.wait(PATIENCE) == 0
-            waiting.wait(PATIENCE)
+            body = json.dumps({**BODY, "model": "two"})
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", http.base_url.port)) as waiting:
+                waiting.sendall((head + body).encode())
+                process.send_signal(number)
+                assert process.wait(PATIENCE) == 0
     assert "Traceback" not in process.stderr.read()
-
-
-_ASK = """
-import json, socket, sys
-host, port = sys.argv[1].removeprefix("http://").split(":")
-body = sys.argv[2].encode()
-with socket.create_connection((host, int(port))) as open:
-    head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
-    open.sendall(head.encode() + body)
-    print("asked", flush=True)
-    open.recv(100)
-"""
 
 
 @pytest.mark.parametrize(
@@ -129,8 +84,8 @@ with socket.create_connection((host, int(port))) as open:
         (["--keep-loaded", "one", "--memory", "10MB", "--kv-memory", "8MB"], 1, "two takes"),
         (["--alias", "x"], 1, "does not say of which model: write x=MODEL"),
         (["--model", "three"], 2, "several models, and --model 'three'"),
-        (["--adapter", "x"], 2, "an adapter belongs to one model"),
-        (["--draft", "x"], 2, "it drafts for one model, but there are several"),
+        (["--adapter", "x"], 2, "it is for one model"),
+        (["--draft", "x"], 2, "it is for one model, but there are several"),
         (["--think"], 1, "enable_thinking"),
         (["missing-model"], 1, "missing-model"),
     ],
