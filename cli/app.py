@@ -19,7 +19,7 @@ from cortexmlx.cli.chats.saved_chats import LAST
 from cortexmlx.cli.doctor.command import DEFAULT_FILE, doctor
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
-from cortexmlx.cli.launch import launch
+from cortexmlx.cli.launch import Agent, launch
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
 from cortexmlx.cli.program import adapt_commands, program_name
@@ -102,6 +102,30 @@ class OptionalValueCommand(Subcommand):
             if args[index] in self.default_values and next_char == "-":
                 args = [*args[: index + 1], self.default_values[args[index]], *args[index + 1 :]]
         return super().parse_args(ctx, args)
+
+
+class LaunchCommand(Subcommand):
+    """A subcommand that runs another program: what follows -- is for that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for a word or an option without -- has the command that was meant."""
+        line, passed = ["cortexmlx", "launch"], args[args.index("--") + 1 :] if "--" in args else []
+        try:
+            rest = super().parse_args(ctx, [*args])
+        except Exception as raised:
+            if type(raised).__name__ != "NoSuchOption":
+                raise
+            error: Any = raised
+            place = next((index for index, word in enumerate(args) if word.startswith(error.option_name)), 0)
+            agent = [] if {*Agent} & {*args[:place]} else ["claude"]
+            line += [*agent, *args[:place], "--", *(word for word in args[place:] if word != "--")]
+            ctx.fail(f"{error.format_message()}. If it is the agent's: {shlex.join(line)}")
+        words = ctx.params["arguments"] or []
+        if len(words) > len(passed) and not ctx.resilient_parsing:
+            line.append(ctx.params["agent"])
+            meant = f"`{shlex.join([*line, '--model', words[0]])}`, or `{shlex.join([*line, '--', *words])}`"
+            ctx.fail(f"{words[0]!r} is no option. As a model, or for the agent: {meant}")
+        return rest
 
 
 class RootCommand(TyperGroup):
@@ -205,5 +229,5 @@ for name, command, summary in COMMANDS:
             group.command(child_name, short_help=child_summary, cls=Subcommand)(child)
         app.add_typer(group, name=name, short_help=summary)
         continue
-    kind = OptionalValueCommand if command in (chat, doctor) else Subcommand
-    app.command(name, short_help=summary, cls=kind)(command)
+    kinds = {chat: OptionalValueCommand, doctor: OptionalValueCommand, launch: LaunchCommand}
+    app.command(name, short_help=summary, cls=kinds.get(command, Subcommand))(command)
