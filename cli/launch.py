@@ -14,12 +14,13 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
+from urllib.error import HTTPError, URLError
 
 import typer
 
@@ -34,7 +35,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.server.model_pool import client_model_name
-from cortexmlx.system.files import state_folder
+from cortexmlx.system.files import home_folder, state_folder
 
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
@@ -91,6 +92,7 @@ class AgentSetup:
 
 @options.add_engine_options(has_store=True, excluded=(*options.PER_REQUEST, "hosts"))
 def launch(
+    context: typer.Context,
     agent: Annotated[Agent, typer.Argument(metavar="AGENT", help="claude, codex or opencode.", show_default=False)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="What the agent gets.", show_default=False)
@@ -115,51 +117,94 @@ def launch(
     if command is None and not show:
         console.print_error(f"{agent} is not installed: npm install -g {PACKAGES[agent]}")
         raise typer.Exit(NOT_INSTALLED)
-    server = find_server(model_option, url)
-    if server is None and (show or url is not None):
-        raise CortexError(
-            f"no server with this model runs at {url or RUNNING_URL}, or it wants a key in {KEY_VARIABLE}: start one "
-            "with `cortexmlx serve`, or give its address (--url)"
+    try:
+        server = find_server(model_option, url)
+    except CortexError:
+        if show or url is not None:
+            raise
+        server = None
+    if server is not None and (ignored := server_options(context)):
+        console.print_note(
+            f"the server at {server.url} keeps its own options, without {', '.join(ignored)}: end it first, and launch "
+            "without --url starts one that has them"
         )
     if server is not None and show:
         print_setup(agent, make_setup(agent, server), arguments or [])
+        if agent is Agent.claude and (remark := settings_remark(server.url)):
+            console.print_note(remark)
         return
     assert command is not None
     with ExitStack() as stack:
-        is_ours = server is None
         log_path, config = state_folder() / "launch.log", replace(config, model=model_option or STARTER)
+        log = stack.enter_context(open_log(log_path)) if server is None else None
         if server is None:
             if line := shortage_line(config):
                 console.print_note(line)
             server = stack.enter_context(start_server(config))
         served = f"{to_single_line(server.model)} is served at {server.url}"
-        console.print_note(f"{served}; its log: {log_path}" if is_ours else f"{served} already")
+        console.print_note(f"{served}; its log: {log_path}" if log else f"{served} already")
         for remark in setup_remarks(agent, server):
             console.print_note(remark)
-        agent_stderr = stack.enter_context(redirect_stderr(log_path)) if is_ours else sys.stderr.fileno()
+        agent_stderr = stack.enter_context(redirect_stderr(log)) if log else sys.stderr.fileno()
         code = run_agent(command, make_setup(agent, server), arguments or [], agent_stderr)
     raise typer.Exit(code)
 
 
-def find_server(model: str | None, url: str | None = None) -> AgentServer | None:
-    """Return the server at `url`, by default the usual one, if it accepts our key and has `model`, if given."""
+def server_options(context: typer.Context) -> list[str]:
+    """Return the options on the command line that only a server of launch's own would take."""
+    names = {*options.given_parameters(context)} - {"agent", "arguments", "model_option", "show", "url"}
+    return ["/".join((*each.opts, *each.secondary_opts)) for each in context.command.params if each.name in names]
+
+
+def find_server(model: str | None, url: str | None = None) -> AgentServer:
+    """Return the server at `url`, by default the usual one, with `model`, by default its first. Raises CortexError if
+    none runs there, if it is not ready, wants another key, is another program, or does not have the model.
+    """
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(asked, timeout=2.0) as reply:
             entries = json.load(reply)["data"]
-        names = (None,) if model is None else (model, client_model_name(model))
-        found = next(
-            each
+        contexts = {
+            each["id"]: each["context_length"]
             for each in entries
-            if each["owned_by"] == "cortexmlx"
-            and (model is None or each["id"] in names)
-            and isinstance(each.get("context_length"), int)
-        )
-        return AgentServer(url, key or "none", found["id"], found["context_length"])
-    except Exception:  # what else listens there may say anything
-        return None
+            if each["owned_by"] == "cortexmlx" and isinstance(each.get("context_length"), int)
+        }
+        first = next(iter(contexts))
+    except Exception as error:  # what else listens there may say anything
+        raise CortexError(_why_unusable(url, error, "another key" if key else "a key")) from None
+    names = (first,) if model is None else (model, client_model_name(model))
+    if found := next((name for name in contexts if name in names), None):
+        return AgentServer(url, key or "none", found, contexts[found])
+    raise CortexError(
+        f"the server at {url} has no model {model!r}: name one of its own (--model {' or '.join(contexts)})"
+    )
+
+
+def _why_unusable(url: str, error: Exception, wanted_key: str) -> str:
+    """Return what to do about a server, from what asking for its models raised."""
+    match error:
+        case HTTPError(code=401):
+            return f"the server at {url} wants {wanted_key}: set {KEY_VARIABLE} to one of its keys"
+        case TimeoutError() | URLError(reason=TimeoutError()) | HTTPError(code=503):
+            return f"the server at {url} has not answered within 2 s: its model may still load, so try again later"
+        case URLError(reason=OSError()):
+            return f"no server runs at {url}: start one with `cortexmlx serve`, or give its address (--url)"
+    advice = "start a server at another port (`cortexmlx serve --port 8001`), and give its address (--url)"
+    return f"another program answers at {url}: {advice}"
+
+
+def settings_remark(url: str) -> str:
+    """Return which settings of Claude Code hide the environment of a server at `url`, and what to do; else nothing."""
+    home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home_folder() / ".claude")
+    for path in (home / "settings.json", Path(".claude/settings.json"), Path(".claude/settings.local.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever it is, claude reads it
+            other = json.loads(path.read_bytes())["env"]["ANTHROPIC_BASE_URL"]
+            if other.replace("localhost", "127.0.0.1").rstrip("/") != url:
+                advice = "remove ANTHROPIC_BASE_URL from it, or run `cortexmlx launch claude` without --print"
+                return f"{path} sends claude to {to_single_line(other)}, whatever the environment says: {advice}"
+    return ""
 
 
 @contextmanager
@@ -219,17 +264,14 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
         }
         return AgentSetup(environment, removed=("ANTHROPIC_API_KEY",), settings={"env": environment})
     if agent is Agent.codex:
-        provider = {
-            "name": "cortexmlx",
-            "base_url": f"{server.url}/v1",
-            "wire_api": "responses",
-            "env_key": KEY_VARIABLE,
-        }
         values: dict[str, Any] = {
             "model": server.model,
             "model_provider": "cortexmlx",
             "model_context_window": context,
-            **{f"model_providers.cortexmlx.{name}": value for name, value in provider.items()},
+            "model_providers.cortexmlx.name": "cortexmlx",
+            "model_providers.cortexmlx.base_url": f"{server.url}/v1",
+            "model_providers.cortexmlx.wire_api": "responses",
+            "model_providers.cortexmlx.env_key": KEY_VARIABLE,
         }
         arguments = [
             word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
@@ -275,23 +317,27 @@ def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
         )
 
 
-@contextmanager
-def redirect_stderr(path: Path) -> Iterator[int]:
-    """Append to a file what this process writes on stderr while the context lasts. Yield a descriptor of the old
-    stderr, for the agent.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    old = os.dup(2)
+def open_log(path: Path) -> BinaryIO:
+    """Open the log of a server, for this user only. Raises CortexError if it cannot be written."""
     try:
-        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
-            sys.stderr.flush()
-            os.dup2(file.fileno(), 2)
-            try:
-                yield old
-            finally:
-                sys.stderr.flush()
-                os.dup2(old, 2)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return open(path, "ab", opener=partial(os.open, mode=0o600))
+    except OSError as error:
+        reason = f"{path} cannot be written ({error.strerror})"
+        raise CortexError(f"the server's log {reason}: name another folder in XDG_STATE_HOME") from None
+
+
+@contextmanager
+def redirect_stderr(file: BinaryIO) -> Iterator[int]:
+    """Send this process's stderr to a file in this context. Yield a descriptor of the old one, for the agent."""
+    old = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(file.fileno(), 2)
+    try:
+        yield old
     finally:
+        sys.stderr.flush()
+        os.dup2(old, 2)
         os.close(old)
 
 

@@ -23,10 +23,11 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.cli import launch
 from cortexmlx.cli.launch import Agent, AgentServer, AgentSetup, make_setup, run_agent, setup_remarks
+from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.start import run
+from cortexmlx.errors import CortexError
 from cortexmlx.server import ServerSettings, app
 from support.clients.listening import listening
-from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
 
 SERVER = AgentServer("http://127.0.0.1:9", "sesame", "org/my model", 40_960)
@@ -48,11 +49,6 @@ while True: time.sleep(1)
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling(tmp_path_factory.mktemp("calling") / "tiny", "hermes")
-
-
 @pytest.fixture
 def launched(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Claude Code, or what stands for it, launched in a process group of its own."""
@@ -67,6 +63,13 @@ def launched(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
         with suppress(ProcessLookupError):  # the agent may be there though its server is not
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def refusal(model: str | None = None) -> str:
+    """Why the usual server cannot be used."""
+    with pytest.raises(CortexError) as raised:
+        launch.find_server(model)
+    return str(raised.value)
 
 
 def is_served(url: str) -> bool:
@@ -112,13 +115,27 @@ def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:
         signal.signal(signal.SIGHUP, old)
 
 
-def test_what_is_not_installed_is_said_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_not_installed_or_cannot_be_written_is_said_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for agent, package in launch.PACKAGES.items():
         assert run(["launch", agent, "-m", "/no/model"]) == 127
         assert f"{agent} is not installed: npm install -g {package}" in capsys.readouterr().err
+    (tmp_path / "claude").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "claude"))
+    assert run(["launch", "claude", "-m", "/no/model"]) == 1
+    assert "launch.log cannot be written (Not a directory): name another folder" in capsys.readouterr().err
+
+
+def test_what_is_the_agents_follows_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, says in (
+        (["-m", "a", "-p", "hi"], "option: -p. If it is the agent's: cortexmlx launch claude -m a -- -p hi"),
+        (["codex", "a/b"], "`cortexmlx launch codex --model a/b`, or `cortexmlx launch codex -- a/b`"),
+    ):
+        assert run(["launch", *words]) == 2
+        assert adapt_commands(says) in " ".join(capsys.readouterr().err.split())
 
 
 def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,32 +178,42 @@ def test_a_model_that_will_not_do_is_told() -> None:
 
 
 def test_a_server_that_runs_is_used_and_printed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (
         Engine(str(folder), kv_memory="8MB", max_rows=2) as engine,
         listening(app(engine, ServerSettings(keys={"sesame": "me"}))) as url,
     ):
         monkeypatch.setattr(launch, "RUNNING_URL", url)
-        assert launch.find_server(None) is None  # it has a key
         assert run(["launch", "claude", "--print"]) == 1
-        assert "no server with this model runs" in capsys.readouterr().err
+        assert f"the server at {url} wants a key: set CORTEXMLX_API_KEY to one of its" in capsys.readouterr().err
+        monkeypatch.setenv("CORTEXMLX_API_KEY", "wrong")
+        assert f"the server at {url} wants another key: set" in refusal()
         monkeypatch.setenv("CORTEXMLX_API_KEY", "sesame")
         found = launch.find_server(str(folder))
         assert found == launch.find_server(None) == AgentServer(url, "sesame", "tiny", engine.longest_request)
-        assert launch.find_server("other") is None
-        assert run(["launch", "claude", "--print"]) == 0
-        out = capsys.readouterr().out
-        assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out
+        assert f"the server at {url} has no model 'other': name one of its own (--model tiny)" in refusal("other")
+        monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path))
+        settings, ours = tmp_path / "settings.json", url.replace("127.0.0.1", "localhost")
+        for content in ("no JSON", "[]", json.dumps({"env": {"ANTHROPIC_BASE_URL": ours}})):
+            settings.write_text(content)
+            assert run(["launch", "claude", "--print"]) == 0
+            out, err = capsys.readouterr()
+            assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out and not err
+        settings.write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": "https://a.org"}}))
+        assert run(["launch", "claude", "--print", "--kv-memory", "8MB", "--no-speculate"]) == 0
+        options, hidden = capsys.readouterr().err.splitlines()
+        assert f"server at {url} keeps its own options, without --kv-memory, --speculate/--no-speculate: end" in options
+        assert f"{settings} sends claude to https://a.org, whatever the environment says: remove ANTHROPIC" in hidden
         assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
         assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
         monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
-        assert launch.find_server(None) is None and launch.find_server(None, f"{url}/v1/") == found
+        assert "no server runs at http://127.0.0.1:9: start one" in refusal()
+        assert launch.find_server(None, f"{url}/v1/") == found
         assert launch.find_server(None, url.removeprefix("http://")) == found
         assert run(["launch", "claude", "--print", "--url", url]) == 0
-    assert launch.find_server(None) is None
 
 
 @pytest.mark.parametrize(
@@ -208,5 +235,6 @@ def test_what_else_listens_there_is_no_server(said: bytes, monkeypatch: pytest.M
         monkeypatch.setattr(launch, "RUNNING_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread = threading.Thread(target=answer)
         thread.start()
-        assert launch.find_server(None) is None
+        assert "another program answers at http://127.0.0.1:" in refusal()
         thread.join(PATIENCE)
+        assert "has not answered within 2 s: its model may still load" in refusal()
