@@ -146,10 +146,8 @@ class GenerationEndpoints:
         """Handle POST `/v1/messages/count_tokens`: return the number of tokens of a message's prompt."""
         with ExitStack() as exit_stack:
             body = await self.read_body(request, exit_stack)
-            general_defaults = self._request_defaults(request)  # a wrong body loads no model
-            await self._parse_request(
-                request, general_defaults, lambda: messages.read_for_counting(body, general_defaults)
-            )
+            general = self._request_defaults(request)  # a wrong body loads no model
+            await self._parse_request(request, general, lambda: messages.read_for_counting(body, general))
             lease = await self.models.acquire(body.get("model"), request)
             exit_stack.callback(lease.release)
             defaults = self._request_defaults(request, lease)

@@ -270,12 +270,8 @@ class RequestLimiter:
         """Return a permit for a request. Raises RequestRefused (429) if this client has none left."""
         if not self._has_room(client) and not self._cut_slow_body(client):
             client_count = self._open[client]
-            request_text = (
-                f"{client_count} requests"
-                if client_count == self.open_count
-                else f"{client_count} requests of this key, and others,"
-            )
-            raise _overloaded_error(f"{request_text} run or wait")
+            whose = "" if client_count == self.open_count else " of this key, and others,"
+            raise _overloaded_error(f"{client_count} requests{whose} run or wait")
         self._open[client] += 1
         return RequestPermit(self, client)
 
@@ -292,11 +288,8 @@ class RequestLimiter:
         client_count, free_count = self._open[client], self._max_requests - self.open_count
         if client_count < self._reserved_per_client:
             return free_count > 0
-        used_reserved = sum(
-            min(self._reserved_per_client, count)
-            for other_client, count in self._open.items()
-            if other_client != client
-        )
+        other_counts = (count for other_client, count in self._open.items() if other_client != client)
+        used_reserved = sum(min(self._reserved_per_client, count) for count in other_counts)
         return (
             free_count > self._reserved_per_client * self._other_clients - used_reserved
             and client_count < self._max_per_client
@@ -525,10 +518,6 @@ async def run_until_disconnect(request: Request, work: Awaitable[T]) -> T:
 
 async def wait_for_disconnect(request: Request) -> None:
     """Wait until the client has disconnected."""
-    while True:
-        try:
-            message = await request.receive()
-        except ClientDisconnect:
-            return
-        if message["type"] == "http.disconnect":
-            return
+    with suppress(ClientDisconnect):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass

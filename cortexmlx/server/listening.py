@@ -32,7 +32,6 @@ WAITING_CONNECTIONS, ACCEPTED_AT_ONCE = 2048, RESERVED_FILES // 8
 CANCEL_SECONDS = 1.0
 """Seconds in which requests that are cut at the end tell their clients so."""
 
-
 MAX_READ = 16 << 10
 """Bytes that are read of a connection at once. In chunks of one byte, they take 0.05 s, in which nobody else is heard.
 """
@@ -114,11 +113,6 @@ class HttpServer:
             limit = "as long as it takes" if seconds is None else f"up to {seconds} s"
             requests = "1 request" if count == 1 else f"{count:,} requests"
             self._tell(f"waiting for {requests}, for {limit}. Ctrl-C again ends it now.")
-
-    @property
-    def open_connections(self) -> int:
-        """How many connections are open."""
-        return len(self._server.server_state.connections)
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:

@@ -34,19 +34,11 @@ NamedEngines = Sequence[tuple[str, "Engine"]]
 
 
 class _Metric(NamedTuple):
-    """A Prometheus metric and how to read it from the engine's statistics. A name that ends in "total" is a counter."""
+    """A Prometheus metric and how to read it from the statistics of an engine, or of its disk tier."""
 
     name: str
     help: str
-    read_value: Callable[[EngineStats], float]
-
-
-class _StoreMetric(NamedTuple):
-    """A Prometheus metric and how to read it from the disk tier's statistics."""
-
-    name: str
-    help: str
-    read_value: Callable[[StoreStats], float]
+    read_value: Callable[[EngineStats | StoreStats], float]
 
 
 _ENGINE_METRICS = (
@@ -75,13 +67,13 @@ _ENGINE_METRICS = (
 )
 
 _STORE_METRICS = (
-    _StoreMetric("disk_limit_bytes", "Bytes that the disk tier may have.", attrgetter("bytes_limit")),
-    _StoreMetric("disk_written_blocks_total", "Blocks written to the disk tier.", attrgetter("stored_blocks")),
-    _StoreMetric("disk_written_bytes_total", "Bytes written to the disk tier.", attrgetter("stored_bytes")),
-    _StoreMetric("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
-    _StoreMetric("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
-    _StoreMetric("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
-    _StoreMetric("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
+    _Metric("disk_limit_bytes", "Bytes that the disk tier may have.", attrgetter("bytes_limit")),
+    _Metric("disk_written_blocks_total", "Blocks written to the disk tier.", attrgetter("stored_blocks")),
+    _Metric("disk_written_bytes_total", "Bytes written to the disk tier.", attrgetter("stored_bytes")),
+    _Metric("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
+    _Metric("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
+    _Metric("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
+    _Metric("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
 )
 
 
@@ -116,11 +108,11 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
     since = GaugeMetricFamily("cortexmlx_start_time_seconds", "When the server began, in seconds since 1970.")
     since.add_metric([], started)
     yield since
-    http = _counter("http_requests_total", "HTTP requests. Status 499: the client went away.", "path", "status")
+    http = _family("http_requests_total", "HTTP requests. Status 499: the client went away.", "path", "status")
     for (path, status), count in sorted(replies.items()):
         http.add_metric([path, str(status)], count)
     yield http
-    answer_counter = _counter(
+    answer_counter = _family(
         "requests_total", "Answers that have ended. A cancelled or failed prompt counts once.", "model", "finish_reason"
     )
     for model, each in models.items():
@@ -144,9 +136,9 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
 
 def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield the metrics that describe each model, and whether its engine runs."""
-    up = _gauge("up", "Whether a model's engine runs.", "model")
-    about = _gauge("model_info", "The model.", "model", "architecture", "dtype")
-    weights = _gauge("weight_bytes", "Bytes of a model's weights.", "model")
+    up = _family("up", "Whether a model's engine runs.", "model")
+    about = _family("model_info", "The model.", "model", "architecture", "dtype")
+    weights = _family("weight_bytes", "Bytes of a model's weights.", "model")
     for name, engine in engines:
         info, model = engine.info, _label_value(name)
         up.add_metric([model], float(name in stats))
@@ -158,24 +150,24 @@ def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iter
 def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield the metrics in the engines' statistics, with a label for each model."""
     for engine_metric in _ENGINE_METRICS:
-        family = _model_family(engine_metric.name, engine_metric.help)
+        family = _family(engine_metric.name, engine_metric.help, "model")
         for model, each in stats.items():
             family.add_metric([_label_value(model)], engine_metric.read_value(each))
         yield family
-    blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
+    blocks = _family("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
     drafts = {
-        outcome: _counter(
+        outcome: _family(
             f"{outcome}_tokens_total", f"Tokens that were {outcome}, by where drafts come from.", "model", "source"
         )
         for outcome in ("drafted", "accepted")
     }
-    verified_counter = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
-    steps = _counter("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
-    recomputed = _counter(
+    verified_counter = _family("verified_drafts_total", "How often drafts of an answer were verified.", "model")
+    steps = _family("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
+    recomputed = _family(
         "recomputed_tokens_total", "Prompt tokens computed again though they were known, by why.", "model", "reason"
     )
-    times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
-    total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
+    times = _family("step_seconds_total", "Where the time of steps went.", "model", "part")
+    total = _family("kv_blocks_allocated", "All blocks of the arena.", "model")
     for model, each in stats.items():
         name = _label_value(model)
         total.add_metric([name], each.total_blocks)
@@ -192,26 +184,18 @@ def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
         for part in ("plan", "build", "wait", "commit", "mask"):
             times.add_metric([name, part], getattr(each, f"{part}_seconds"))
     yield from (total, blocks, *drafts.values(), verified_counter, steps, recomputed, times)
-    if any(each.kv_store is not None for each in stats.values()):
-        for store_metric in _STORE_METRICS:
-            family = _model_family(store_metric.name, store_metric.help)
-            for model, each in stats.items():
-                if each.kv_store is not None:
-                    family.add_metric([_label_value(model)], store_metric.read_value(each.kv_store))
-            yield family
+    stores = {model: each.kv_store for model, each in stats.items() if each.kv_store is not None}
+    for store_metric in _STORE_METRICS if stores else ():
+        family = _family(store_metric.name, store_metric.help, "model")
+        for model, store in stores.items():
+            family.add_metric([_label_value(model)], store_metric.read_value(store))
+        yield family
 
 
-def _model_family(name: str, help_text: str) -> CounterMetricFamily | GaugeMetricFamily:
-    """Return an empty counter or gauge with the label `model`."""
-    return _counter(name, help_text, "model") if name.endswith("_total") else _gauge(name, help_text, "model")
-
-
-def _counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"cortexmlx_{name}", help_text, labels=labels)
-
-
-def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"cortexmlx_{name}", help_text, labels=labels)
+def _family(name: str, help_text: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
+    """Return an empty metric: a counter if its name ends in "total", or else a gauge."""
+    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return family(f"cortexmlx_{name}", help_text, labels=labels)
 
 
 def _label_value(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from cortexmlx.server.http import to_json_bytes
 from cortexmlx.server.metrics import CONTENT_TYPE, ServerCounters, render_metrics
 from cortexmlx.server.models import ModelDirectory
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.stats import BlockMap, BlockState, EngineStats, Latency, RequestStats
+from cortexmlx.stats import BlockMap, BlockState, EngineStats, Latency
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -179,16 +180,10 @@ def _block_map(blocks: BlockMap) -> dict[str, Any]:
     return {"tokens": blocks.block_size, "groups": groups}
 
 
-def _request_row(request: RequestStats) -> list[Any]:
-    """Return one open request as the page's table has it: its state and five token counts."""
-    return [
-        request.state.value,
-        request.prompt_tokens,
-        request.cached_tokens,
-        request.computed_tokens,
-        request.generated_tokens,
-        request.max_tokens,
-    ]
+_request_row = attrgetter(
+    "state.value", "prompt_tokens", "cached_tokens", "computed_tokens", "generated_tokens", "max_tokens"
+)
+"""Returns one open request as the page's table has it: its state and five token counts."""
 
 
 # The page at `/`: one file without data, and the headers that keep it from loading or running anything else.

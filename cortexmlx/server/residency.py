@@ -143,10 +143,8 @@ class Residency:
             return None
         action = self._choose_action(now)
         if action is not None:
-            self._changing_model = action.model
-            self._models[action.model].state = (
-                ModelState.LOADING if isinstance(action, LoadModel) else ModelState.UNLOADING
-            )
+            state = ModelState.LOADING if isinstance(action, LoadModel) else ModelState.UNLOADING
+            self._changing_model, self._models[action.model].state = action.model, state
         return action
 
     def finish_load(self, now: float) -> list[ModelTicket]:
@@ -186,16 +184,6 @@ class Residency:
         """Return how many granted requests use a model."""
         return self._models[model].users
 
-    @property
-    def waiting_requests(self) -> tuple[ModelTicket, ...]:
-        """The requests that wait, the oldest first."""
-        return tuple(self._waiting_tickets.values())
-
-    @property
-    def used_memory(self) -> int:
-        """Bytes of the models that are loaded, or that are being loaded or unloaded."""
-        return sum(model.memory for model in self._models.values() if model.state is not ModelState.UNLOADED)
-
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _choose_action(self, now: float) -> LoadModel | UnloadModel | None:
@@ -218,15 +206,8 @@ class Residency:
 
     def _oldest_unserved(self) -> ModelTicket | None:
         """Return the oldest request whose model is neither loaded nor loading."""
-        unloaded_states = (ModelState.UNLOADED, ModelState.UNLOADING)
-        return next(
-            (
-                ticket
-                for ticket in self._waiting_tickets.values()
-                if self._models[ticket.model].state in unloaded_states
-            ),
-            None,
-        )
+        waiting, unloaded_states = self._waiting_tickets.values(), (ModelState.UNLOADED, ModelState.UNLOADING)
+        return next((ticket for ticket in waiting if self._models[ticket.model].state in unloaded_states), None)
 
     def _missing_bytes(self, head: ModelTicket) -> int:
         """Return how many bytes to free to load `head`'s model. Models that are being unloaded count as freed."""
