@@ -142,7 +142,7 @@ def _print_info(chat: ChatSession, console: Console) -> None:
     if info.draft is not None:
         lines["draft model"] = f"{info.draft.name}, {format_bytes(info.draft.weight_bytes)}"
     if chat.saver is not None and chat.saver.saved_path is not None:
-        lines["chat"] += f", kept as {chat.saver.saved_path.stem}"
+        lines["chat"] += f", saved as {chat.saver.saved_path.stem}"
     print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)
 
 

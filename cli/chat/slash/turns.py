@@ -28,7 +28,7 @@ def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
     chat.conversation.clear()
     chat.attached_files.clear()
     chat.save_in_new_file()
-    note = "the conversation is empty again" + (f"; what was said is kept as {saved_name}" if saved_name else "")
+    note = "the conversation is empty again" + (f"; what was said is saved as {saved_name}" if saved_name else "")
     print_indented(console, note)
 
 
