@@ -148,7 +148,7 @@ class ChatLoop:
         display = ToolCallDisplay(
             session.note, self._source.ask, session.allowed_functions, ask_first=session.ask_first
         )
-        rounds = ToolRounds(session.params, session.params.offered, on_event=display.show_result)
+        rounds = ToolRounds(session.params, on_event=display.show_result)
         try:
             while _has_tool_calls(completion):
                 with redirect_stdout(sys.stderr):  # stdout is for the answer
