@@ -328,19 +328,14 @@ class Conversation:
             return
         saved_conversation, info = SavedConversation.read(path), self._engine.info
         is_same_model = saved_conversation.model.identity == info.identity
-        largest_token = (
-            max(saved_conversation.transcript.tokens, default=0) if saved_conversation.transcript is not None else 0
-        )
+        transcript = (is_same_model and saved_conversation.transcript) or Transcript()
+        is_in_vocabulary = max(transcript.tokens, default=0) < info.vocab_size
         settings = settings_from_file(path, saved_conversation, info)
         self.system, self.params = saved_conversation.system, settings.params
         self.template_vars, self.notes = settings.template_vars, settings.notes
         self.adapter = self.adapter if saved_conversation.adapter is None else saved_conversation.adapter
         self._replace_messages(saved_conversation.messages, unsent=saved_conversation.unsent)
-        self._transcript = (
-            saved_conversation.transcript
-            if is_same_model and saved_conversation.transcript and largest_token < info.vocab_size
-            else Transcript()
-        )
+        self._transcript = transcript if is_in_vocabulary else Transcript()
         for note in self.notes:
             log.warning(note)
 
