@@ -141,8 +141,8 @@ class Llama(CallFormat):
         """See `CallFormat.grammar`. Raises InvalidRequest for an answer that may be a form or calls: both are JSON."""
         if text and calls.callable_tools:
             raise InvalidRequest(
-                "this model writes calls as JSON without a tag, so `structured` and `tools` cannot be told apart: ask "
-                "for one of them",
+                "this model writes calls as JSON without a tag, so calls of `tools` and an answer of a form cannot be "
+                "told apart: ask for one of them",
                 field="structured",
             )
         rules = [f"answer: {text or 'free_text'}"]
