@@ -366,13 +366,11 @@ class TerminalInput:
             try:
                 return self._pastes.expand(self._quotes.protect_quotes(self._session.prompt(prompt, default=draft)))
             finally:
-                self._print_message(self._session.default_buffer.text)
+                # In place of the input line, so that the terminal wraps the message and it is copied as typed.
+                text = self._session.default_buffer.text
+                console.print_result(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
         except EOFError:
             return None
-
-    def _print_message(self, text: str) -> None:
-        """Print the message in place of the input line, so that the terminal wraps it and it is copied as typed."""
-        console.print_result(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
 
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
         """Collect typed keys on a thread while an answer is written."""

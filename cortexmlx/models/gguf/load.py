@@ -302,16 +302,11 @@ def _check_no_missing_tensors(header: GGUFHeader, description: ModelDescription)
     layer_numbers = {int(match[1]) for name in header.tensors if (match := _LAYER_TENSOR.match(name))}
     if len(layer_numbers) != layers or max(layer_numbers) != layers - 1:
         raise ModelCorrupt(f"{header.path.name} says it has {layers} layers and holds tensors of {len(layer_numbers)}.")
-    required = _required_global_tensors(architecture)
+    required = ["token_embd", "output_norm", *(["output"] if architecture.head is OutputHead.OWN else [])]
     required += [f"blk.{layer}.{part}" for layer in range(layers) for part in architecture.modules]
     missing = [part for part in required if f"{part}.weight" not in header.tensors]
     if missing:
         raise ModelCorrupt(f"{header.path.name} lacks {len(missing)} tensors, for example {missing[0]!r}.")
-
-
-def _required_global_tensors(architecture: Architecture) -> list[str]:
-    """Return the names of the tensors outside of layers that the architecture must have."""
-    return ["token_embd", "output_norm", *(["output"] if architecture.head is OutputHead.OWN else [])]
 
 
 # Quantized layers whose scales are finer than the activations. They compute in float32, and return the activations'

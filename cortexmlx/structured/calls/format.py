@@ -171,7 +171,8 @@ class CallFormat(ABC):
         alternatives = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
         return [
             f"calls: {self.calls_opening} call {more_calls if several else ''} {end}",
-            *_choice_rules("call", alternatives),
+            f"call: {' | '.join(f'call_{number}' for number in range(len(alternatives)))}",
+            *(f"call_{number}: {alternative}" for number, alternative in enumerate(alternatives)),
         ]
 
     def _separator_rule(self, specials: Specials) -> str:
@@ -326,12 +327,6 @@ def _skip_sign(reader: AnswerReader, sign: str) -> Reading[None]:
     yield from reader.skip_blanks()
     yield from reader.skip_text(sign)
     yield from reader.skip_blanks()
-
-
-def _choice_rules(name: str, alternatives: Sequence[str]) -> list[str]:
-    """Return the rules of a choice between alternatives, each with a rule of its own."""
-    rules = [f"{name}_{number}: {alternative}" for number, alternative in enumerate(alternatives)]
-    return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(alternatives)))}", *rules]
 
 
 def _call_ids(key: str, make: Callable[[str], str]) -> Iterator[str]:
