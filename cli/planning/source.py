@@ -49,7 +49,10 @@ def find_source(target: str) -> PlanSource:
         return _from_folder(name, path.parent, _read_config(path))
     source = resolve_model(target)
     if source.kind is SourceKind.HUB:
-        return _from_hub(target)
+        from cortexmlx.models.hub import fetch_config
+
+        folder = fetch_config(target)
+        return _from_folder(target, folder, read_config(folder))
     assert source.path is not None
     if source.kind is SourceKind.FOLDER:
         return _from_folder(source.path.resolve().name, source.path, read_config(source.path))
@@ -96,11 +99,3 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
         config["quantization"] = {"group_size": GROUP_SIZE, "bits": packing.bits, "mode": packing.mode}
     weights = sum(tensor_memory_bytes(tensor, dtype) for tensor in header.tensors.values())
     return PlanSource(name, config, weights, file_bytes=sum(part.stat().st_size for part in header.files))
-
-
-def _from_hub(repo: str) -> PlanSource:
-    """Return the source of a hub repository; only its configuration is downloaded."""
-    from cortexmlx.models.hub import fetch_config
-
-    folder = fetch_config(repo)
-    return _from_folder(repo, folder, read_config(folder))

@@ -401,7 +401,8 @@ class _SchemaCheck:
         allowed_values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(allowed_values, list):
             self._steps += len(allowed_values)
-            if not any(_equal_values(value, each) for each in allowed_values):
+            # As JSON, where true is not 1.
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed_values):
                 return f"{location} is {_short_text(value)}, which is none of the values that are listed"
         return ""
 
@@ -467,11 +468,6 @@ class _SchemaCheck:
 def _has_type(value: object, kind: str) -> bool:
     """Return whether a value has a type of JSON Schema. A float without fraction is an integer, too."""
     return has_json_type(value, kind) or (kind == "integer" and isinstance(value, float) and value.is_integer())
-
-
-def _equal_values(first: object, second: object) -> bool:
-    """Return whether two values are equal as JSON, where true is not 1."""
-    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _short_text(value: object) -> str:
