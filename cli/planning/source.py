@@ -46,7 +46,9 @@ def find_source(target: str) -> PlanSource:
     path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":
         name = path.resolve().parent.name if path.stem == "config" else path.stem
-        return _from_folder(name, path.parent, _read_config(path))
+        if not path.is_file():
+            raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
+        return _from_folder(name, path.parent, read_json_object(path))
     source = resolve_model(target)
     if source.kind is SourceKind.HUB:
         from cortexmlx.models.hub import fetch_config
@@ -57,13 +59,6 @@ def find_source(target: str) -> PlanSource:
     if source.kind is SourceKind.FOLDER:
         return _from_folder(source.path.resolve().name, source.path, read_config(source.path))
     return _from_gguf(target, source.path)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json. Raises ModelNotFound if there is none."""
-    if not path.is_file():
-        raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
-    return read_json_object(path)
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:

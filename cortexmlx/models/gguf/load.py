@@ -123,7 +123,11 @@ def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[
                 weights[f"{module}.biases"] = value.biases
         else:
             weights[parameter] = value
-    model = _build_plain_model(header, description)
+    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
+    try:
+        model = arch.Model(arch.ModelArgs.from_dict(description.config))
+    except (ArithmeticError, ValueError, RuntimeError) as error:  # numbers that no model has, such as a base of 1
+        raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     _replace_packed_layers(header, model, packed, dtype)
@@ -136,15 +140,6 @@ def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[
     model.eval()
     mx.eval(model.parameters())
     return model
-
-
-def _build_plain_model(header: GGUFHeader, description: ModelDescription) -> Any:
-    """Build mlx-lm's model of the description, with unquantized layers and without the file's weights."""
-    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
-    try:
-        return arch.Model(arch.ModelArgs.from_dict(description.config))
-    except (ArithmeticError, ValueError, RuntimeError) as error:  # numbers that no model has, such as a base of 1
-        raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
 
 
 def _read_parameters(
