@@ -156,13 +156,6 @@ def test_code_of_its_own_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_missing_tokenizer(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    fails(folder, ModelCorrupt, "tokenizer")
-
-
 def test_a_folder_with_only_a_sentencepiece_model_is_tokenized_by_sentencepiece(tmp_path: Path) -> None:
     from support.models.sentencepieces import judge, trained
 

@@ -77,16 +77,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "time_step_limit": [0.001, 100.0],
         "time_step_rank": "auto",
     },
-    "rwkv7": _BASE
-    | {
-        "model_type": "rwkv7",
-        "num_hidden_layers": 2,
-        "norm_eps": 1e-5,
-        "a_low_rank_dim": 8,
-        "v_low_rank_dim": 8,
-        "gate_low_rank_dim": 8,
-        "decay_low_rank_dim": 8,
-    },
+    "rwkv7": configuration("rwkv7"),
     "falcon_h1": _BASE
     | {
         "model_type": "falcon_h1",
