@@ -113,11 +113,6 @@ class GenerationEndpoints:
         self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
-    @property
-    def open_requests(self) -> int:
-        """How many requests are being read or answered."""
-        return self.request_limiter.open_count
-
     def handler(self, protocol: ServedProtocol) -> RequestHandler:
         """Return the request handler of a protocol's path."""
 

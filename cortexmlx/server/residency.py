@@ -186,16 +186,6 @@ class Residency:
         """Return how many granted requests use a model."""
         return self._models[model].users
 
-    @property
-    def waiting_requests(self) -> tuple[ModelTicket, ...]:
-        """The requests that wait, the oldest first."""
-        return tuple(self._waiting_tickets.values())
-
-    @property
-    def used_memory(self) -> int:
-        """Bytes of the models that are loaded, or that are being loaded or unloaded."""
-        return sum(model.memory for model in self._models.values() if model.state is not ModelState.UNLOADED)
-
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _choose_action(self, now: float) -> LoadModel | UnloadModel | None:

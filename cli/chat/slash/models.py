@@ -90,12 +90,8 @@ def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
             f"there is no adapter {name!r}{suggest_name(name, adapter_names)}: there are {name_list}. {_LOADS}"
         )
     chat.conversation.adapter = None if name == NO_ADAPTER and not loads else name
-    print_indented(console, f"{chat.engine.info.name} answers {_adapter_phrase(chat.conversation.adapter)} now")
-
-
-def _adapter_phrase(adapter: str | None) -> str:
-    """Return `with NAME`, or `alone` without an adapter."""
-    return "alone" if adapter is None else f"with {adapter}"
+    phrase = "alone" if chat.conversation.adapter is None else f"with {chat.conversation.adapter}"
+    print_indented(console, f"{chat.engine.info.name} answers {phrase} now")
 
 
 @partial(

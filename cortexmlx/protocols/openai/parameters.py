@@ -275,11 +275,6 @@ def read_stream_fields(fields: Mapping[str, Any], params: SamplingParams) -> dic
     return {"stream": stream, "include_usage": include_usage, "usage_so_far": include_usage and so_far}
 
 
-def _to_stop_list(value: Any) -> Any:
-    """Return `stop` as a list of texts, also if it is one text."""
-    return [value] if isinstance(value, str) else value
-
-
 def _to_bias_map(value: Any) -> dict[int, Any]:
     """Return `logit_bias` with token ids as integers. Raises InvalidRequest."""
     try:
@@ -292,7 +287,10 @@ def _to_bias_map(value: Any) -> dict[int, Any]:
 _REASONING_FIELDS = ("effort", "enabled", "exclude", "generate_summary", "max_tokens", "summary")
 _CONTINUOUS_USAGE = "continuous_usage_stats"
 _UNLIMITED_VALUES: Mapping[str, int | None] = {"top_k": 0, "max_tokens": None, "max_thinking_tokens": None}
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {"stop": _to_stop_list, "logit_bias": _to_bias_map}
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "stop": lambda value: [value] if isinstance(value, str) else value,
+    "logit_bias": _to_bias_map,
+}
 _OTHER_NAMES = (
     *ALIASES.items(),
     ("max_output_tokens", "max_tokens"),

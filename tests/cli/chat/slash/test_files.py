@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import io
-import json
 import os
 import re
 from dataclasses import replace
@@ -100,13 +99,6 @@ def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen:
     run_command("/system none", session, screen)
     run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
     assert (session.conversation.messages, session.conversation.system) == (said, "Be brief.")
-
-
-def test_messages_of_the_openai_api_are_loaded(session: ChatSession, screen: Console, tmp_path: Path) -> None:
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "a"}]
-    (tmp_path / "talk.json").write_text(json.dumps(messages))
-    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
-    assert session.conversation.system == "S" and session.conversation.messages == (messages[1],)
 
 
 def test_variables_of_another_model_do_not_fail_every_turn(
