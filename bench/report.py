@@ -104,7 +104,7 @@ def table_markdown(table: ReportTable, width: int = WIDTH) -> str:
     """Return a Markdown table with aligned columns. A table that is too wide loses `spare` columns."""
     visible_table = table
     for heading in table.spare:
-        if _table_width(visible_table) <= width:
+        if sum(_column_widths(visible_table)) + 3 * len(visible_table.headings) + 1 <= width:
             break
         visible_table = _drop_column(visible_table, heading)
     widths = _column_widths(visible_table)
@@ -126,11 +126,6 @@ def format_number(value: float) -> str:
 def _column_widths(table: ReportTable) -> list[int]:
     """Return the width of each column in characters."""
     return [max(len(line[i]) for line in (table.headings, *table.rows)) for i in range(len(table.headings))]
-
-
-def _table_width(table: ReportTable) -> int:
-    """Return the width of a table in characters."""
-    return sum(_column_widths(table)) + 3 * len(table.headings) + 1
 
 
 def _drop_column(table: ReportTable, heading: str) -> ReportTable:

@@ -202,7 +202,7 @@ def global_options(
 
 COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chat", chat, "Talk to a model."),
-    ("chats", chats, "List, rename or delete kept chats."),
+    ("chats", chats, "List, rename or delete saved chats."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
     ("serve", serve, "Answer programs that speak OpenAI's, Anthropic's or Ollama's API."),

@@ -101,7 +101,13 @@ class UnknownAdapter(CortexError):
 
 
 class PromptTooLong(CortexError):
-    """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena."""
+    """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena. `tokens` is how
+    many the prompt has (or at least has), and `limit` how many fit, with an answer where one is asked for.
+    """
+
+    def __init__(self, message: str, *, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.tokens, self.limit = tokens, limit
 
 
 class InvalidRequest(CortexError, ValueError):

@@ -11,8 +11,6 @@ from enum import Enum
 
 from cortexmlx.bench.measure.trace import Figure, RunTrace
 
-MINIMUM_PAIRS = 5
-
 
 class BetterDirection(str, Enum):
     """Whether a higher or a lower figure is better. The values are how a target for the ratio is written."""

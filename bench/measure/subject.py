@@ -115,15 +115,12 @@ class RequestsInFlight:
 
     def _submit_after(self, after_tokens: int) -> None:
         """Submit the requests that wait until the first one has `after_tokens` tokens."""
-        self._submit_requests([i for i, work in enumerate(self._work) if work.after_tokens == after_tokens])
-        self._arrivals.pop(after_tokens, None)
-
-    def _submit_requests(self, requests: Sequence[int]) -> None:
-        """Record that these requests are submitted, and submit them together."""
+        requests = [i for i, work in enumerate(self._work) if work.after_tokens == after_tokens]
         for request in requests:
             self._recorder.record_submission(request)
         submissions = [(self._work[i], self._make_listener(i)) for i in requests]
         self._handles += submit_together(self._engine, submissions, self._background)
+        self._arrivals.pop(after_tokens, None)
 
     def _make_listener(self, request: int) -> Callable[[TokenEvent], None]:
         def listen(event: TokenEvent) -> None:

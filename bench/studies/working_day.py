@@ -136,12 +136,12 @@ class WorkingDay:
         table = np.array([sample for sample in self.samples if sample[0] >= settle_seconds])
         trends = {}
         for kind, column in zip(("process", "active", "cached"), table.T[1:], strict=True):
-            parts = [(h.mean(), y.mean()) for h, y in _split_in_twenty(table[:, 0] / 3600, column / 1e6)]
-            hours, megabytes = np.array(parts).T
+            parts = (np.array_split(values, 20) for values in (table[:, 0] / 3600, column / 1e6))
+            hours, megabytes = (np.array([part.mean() for part in each]) for each in parts)
             spread = hours - hours.mean()
             slope = float(spread @ megabytes / (spread @ spread))
             rest = megabytes - megabytes.mean() - slope * spread
-            error = float(np.sqrt(rest @ rest / (len(parts) - 2) / (spread @ spread)))
+            error = float(np.sqrt(rest @ rest / (len(hours) - 2) / (spread @ spread)))
             trends[kind] = (float(megabytes.mean()), slope, error)
         return trends
 
@@ -158,11 +158,6 @@ class WorkingDay:
         lines += ["| memory | mean MB | MB an hour | standard error |", "|---|---:|---:|---:|"]
         lines += [f"| {k} | {m:,.0f} | {s:+.1f} | {e:.1f} |" for k, (m, s, e) in self.memory_trends().items()]
         return "\n".join([*lines, *(f"- {fault}" for fault in self.faults[:20])])
-
-
-def _split_in_twenty(hours: Any, column: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield twenty parts of the times and of a column of samples."""
-    return zip(np.array_split(hours, 20), np.array_split(column, 20), strict=True)
 
 
 class RandomClient:

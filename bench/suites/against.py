@@ -146,14 +146,12 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
     """Return a case for each of `shape.rows` with a prompt; or else one per long prompt, and one of 16 short ones."""
     if shape.rows:
-        return [_prefill_row_case(contest, test) for test in shape.rows if test.prompt]
+        make_cases = (
+            (_cached_prefill_case if test.depth else _prefill_case, test) for test in shape.rows if test.prompt
+        )
+        return [make(contest, test) for make, test in make_cases]
     long_cases = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
     return [*long_cases, _prefill_case(contest, SpeedTest(20, 0, 16, 0))] if long_cases else []
-
-
-def _prefill_row_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
-    """Return the prefill case of a row, with cached tokens before the prompt if it has a depth."""
-    return _cached_prefill_case(contest, test) if test.depth else _prefill_case(contest, test)
 
 
 def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:

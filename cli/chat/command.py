@@ -62,7 +62,7 @@ def chat(
         typer.Option(
             "--resume",
             metavar="[NAME]",
-            help="Go on with a chat that was kept: the last, or NAME, its beginning, or words in it.",
+            help="Go on with a saved chat: the last, or NAME, its beginning, or words in it.",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +84,7 @@ def chat(
     starter model with a light repetition penalty); the defaults below are for other models. --temp 0
     --repetition-penalty 1 is greedy.
 
-    A chat in a terminal is kept after every turn, in a file of the state folder that only you can read. --resume goes
+    A chat in a terminal is saved after every turn, in a file of the state folder that only you can read. --resume goes
     on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The
     lines that are typed are remembered there, too; keys and values go to the cache folder, those of a piped question
     as well. --no-save keeps none of the three.
@@ -240,7 +240,7 @@ def run_chat(
     except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
     if pretty and not once and saver is not None and saver.saved_path is not None:
-        screen.print(f"kept: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+        screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
 
 
 def view_factory(

@@ -224,7 +224,10 @@ class PlainInput:
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
         """Turn the terminal's echo off while an answer is written."""
         if sys.stdin.isatty():
-            self._disable_echo()
+            terminal = sys.stdin.fileno()
+            self._saved_modes, quiet = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
+            quiet[3] &= ~termios.ECHO
+            termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
         try:
             yield
         finally:
@@ -235,13 +238,6 @@ class PlainInput:
         if self._saved_modes is not None:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._saved_modes)
             self._saved_modes = None
-
-    def _disable_echo(self) -> None:
-        terminal = sys.stdin.fileno()
-        self._saved_modes = termios.tcgetattr(terminal)
-        quiet = termios.tcgetattr(terminal)
-        quiet[3] &= ~termios.ECHO
-        termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
 
     def _read_line(self, prompt: str) -> str | None:
         """Print the prompt on a terminal and read a line; None at the end of the input."""
@@ -366,13 +362,11 @@ class TerminalInput:
             try:
                 return self._pastes.expand(self._quotes.protect_quotes(self._session.prompt(prompt, default=draft)))
             finally:
-                self._print_message(self._session.default_buffer.text)
+                # In place of the input line, so that the terminal wraps the message and it is copied as typed.
+                text = self._session.default_buffer.text
+                console.print_result(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
         except EOFError:
             return None
-
-    def _print_message(self, text: str) -> None:
-        """Print the message in place of the input line, so that the terminal wraps it and it is copied as typed."""
-        console.print_result(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
 
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
         """Collect typed keys on a thread while an answer is written."""

@@ -320,7 +320,7 @@ class ChatSession:
     def no_model_advice(self) -> str:
         """The message for a chat without an open engine: what to do, and where the chat is saved."""
         saved_path = self.saver.saved_path if self.saver is not None and self.conversation.messages else None
-        save_advice = "/save FILE keeps the chat" if saved_path is None else f"the chat is kept in {saved_path}"
+        save_advice = "/save FILE keeps the chat" if saved_path is None else f"the chat is saved in {saved_path}"
         return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {save_advice}"
 
     def print_notes(self) -> None:

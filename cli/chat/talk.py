@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from cortexmlx.cli.chat.input import LineCleared, QuestionSource
 from cortexmlx.cli.chat.sampling import loop_note
 from cortexmlx.cli.chat.session import (
     NOT_BEGUN,
-    Attachment,
     ChatSession,
     FigureDisplay,
     Question,
@@ -148,7 +147,7 @@ class ChatLoop:
         display = ToolCallDisplay(
             session.note, self._source.ask, session.allowed_functions, ask_first=session.ask_first
         )
-        rounds = ToolRounds(session.params, session.params.offered, on_event=display.show_result)
+        rounds = ToolRounds(session.params, on_event=display.show_result)
         try:
             while _has_tool_calls(completion):
                 with redirect_stdout(sys.stderr):  # stdout is for the answer
@@ -238,7 +237,10 @@ class ChatLoop:
             if completion is None and not (question.replaces_last or question.attached_files or question.images):
                 undone_question = question.text
             session.undone_question = undone_question
-            self._reattach(question.attached_files)
+            session.attached_files = [*question.attached_files, *session.attached_files]
+            if question.attached_files:
+                names = ", ".join(str(each.path) for each in question.attached_files)
+                console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _answer_or_none(self, question: Question) -> Completion | None:
         """Answer a question. If that fails, print why and return None; only EngineClosed is raised."""
@@ -258,13 +260,6 @@ class ChatLoop:
                 advice = room_advice(self._session.engine, len(self._session.engine.encode(question.text)))
                 console.print_indented(self._screen, f"nothing was sent: the question is too long alone. {advice}")
         return None
-
-    def _reattach(self, files: Sequence[Attachment]) -> None:
-        """Attach these files to the next message again."""
-        self._session.attached_files = [*files, *self._session.attached_files]
-        if files:
-            names = ", ".join(str(each.path) for each in files)
-            console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _keep_chosen_answer(self, completion: Completion, previous_conversation: Conversation) -> None:
         """Keep the answer that the user chooses, or restore the chat before the answers, `previous_conversation`."""

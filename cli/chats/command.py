@@ -27,7 +27,7 @@ def chats(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="Kept chats: names, their beginnings, words in them, or last.", show_default=False
+            metavar="NAME", help="Saved chats: names, their beginnings, words in them, or last.", show_default=False
         ),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print the files of the chats.")] = False,
@@ -38,7 +38,7 @@ def chats(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
-    """List kept chats, the newest first, or show, rename or delete those that are named. Words list all that have them
+    """List saved chats, the newest first, or show, rename or delete those that are named. Words list all that have them
     in their names; to delete one, give its name or its beginning.
 
     `cortexmlx chat --resume NAME` continues one. A chat that is open is neither renamed nor deleted. Keys and values
@@ -94,7 +94,7 @@ def chat_record(chat: Path) -> dict[str, object]:
 def print_table(paths: list[Path]) -> None:
     """Print time, size and name of each saved chat."""
     if not paths:
-        console.print_note("no chats are kept yet: a chat in a terminal is kept after every turn")
+        console.print_note("no chats are saved yet: a chat in a terminal is saved after every turn")
     for each in paths:
         try:
             status = each.stat()
@@ -161,7 +161,7 @@ def check_name(name: str) -> str:
             f"{name!r} cannot be the name of a chat: it has no / or \\ in it, and begins with no . - or ~"
         )
     if name == "last":
-        raise InvalidRequest("last is the chat that was kept most recently: give --rename another name")
+        raise InvalidRequest("last is the chat that was saved most recently: give --rename another name")
     if (size := len(name.encode("utf-8", "replace"))) > _LONGEST_NAME:
         raise InvalidRequest(f"a name of {size} bytes is too long: {_LONGEST_NAME} at most")
     return name

@@ -66,7 +66,7 @@ def find_chat(name: str) -> Path:
     if (path := Path(os.path.expanduser(name))).is_file():
         return path
     if name and path.exists():
-        raise InvalidRequest(f"{path} is {'a folder' if path.is_dir() else 'no file'}, and a chat is kept in a file")
+        raise InvalidRequest(f"{path} is {'a folder' if path.is_dir() else 'no file'}, and a chat is saved in a file")
     return find_in_history(name)
 
 
@@ -92,7 +92,7 @@ def matching_chats(name: str, *, by_words: bool = True) -> list[Path]:
     if not matches and words and by_words:
         matches = [path for path in paths if all(word in path.stem.lower() for word in words)]
     if not matches:
-        raise InvalidRequest(f"no chat {name!r} is kept: {newest_names_phrase()}")
+        raise InvalidRequest(f"no chat {name!r} is saved: {newest_names_phrase()}")
     return matches
 
 
@@ -197,12 +197,12 @@ class ChatSaver:
             path, lock = _lock_free_path(self.path)
             self.close()
             self.path, self._lock = path, lock
-            console.print_note(f"{reason}: this one is kept as {path.stem}")
+            console.print_note(f"{reason}: this one is saved as {path.stem}")
 
     def _warn_once(self, reason: str) -> None:
         """Print once that the chat is not saved."""
         if not self._has_warned:
-            console.print_error(f"{reason}; the chat is not kept (--no-save says so)")
+            console.print_error(f"{reason}; the chat is not saved (--no-save says so)")
         self._has_warned = True
 
     def _write(self, conversation: Conversation) -> None:

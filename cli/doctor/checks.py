@@ -66,9 +66,8 @@ def _check_packages() -> Iterator[DoctorCheck]:
     """Check that the required versions of MLX and mlx-lm are installed."""
     from packaging.requirements import Requirement
 
-    requirements = {
-        r.name: r for r in map(Requirement, importlib.metadata.requires("cortexmlx") or []) if _is_required(r.marker)
-    }
+    listed = map(Requirement, importlib.metadata.requires("cortexmlx") or [])
+    requirements = {r.name: r for r in listed if r.marker is None or r.marker.evaluate({"extra": ""})}
     for name in ("mlx", "mlx-lm"):
         requirement = requirements[name]
         try:
@@ -85,11 +84,6 @@ def _check_packages() -> Iterator[DoctorCheck]:
             yield DoctorCheck(
                 name, CheckStatus.FAIL, detail, f"pip install '{requirement.name}{requirement.specifier}'"
             )
-
-
-def _is_required(marker: object) -> bool:
-    """Return whether a requirement's marker holds on this machine."""
-    return marker is None or bool(marker.evaluate({"extra": ""}))  # type: ignore[attr-defined]
 
 
 def _check_device() -> Iterator[DoctorCheck]:

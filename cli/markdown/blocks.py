@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -129,14 +128,10 @@ def parse_blocks(text: str) -> list[MarkdownBlock]:
         elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
             level, start = 0, index + 1
         elif token.level == level and token.nesting <= 0:
-            blocks.append(_make_block(tokens[start : index + 1]))
+            begin, end = tokens[start].map or (0, 0)
+            blocks.append(MarkdownBlock(tokens[start].type, tuple(tokens[start : index + 1]), begin, end))
             start = index + 1
     return blocks
-
-
-def _make_block(tokens: Sequence[Token]) -> MarkdownBlock:
-    begin, end = tokens[0].map or (0, 0)
-    return MarkdownBlock(tokens[0].type, tuple(tokens), begin, end)
 
 
 def stable_prefix(text: str) -> str:

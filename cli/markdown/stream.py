@@ -322,9 +322,9 @@ class MarkdownStream:
             lines = render_block(block.tokens, self._table)
             return lines, text, _end_place(lines)
         plain_lines, rest = _plain_lines(lines), self._open[len(text) :]
-        lines, text = self._try_escape(
-            lines, text, plain_lines, _escape_signs(text, _unmatched_signs(lines, text, end_place))
-        )
+        bounds = [0, *_unmatched_signs(lines, text, end_place), len(text)]
+        escaped_text = "\\".join(text[start:end] for start, end in pairwise(bounds))
+        lines, text = self._try_escape(lines, text, plain_lines, escaped_text)
         original_text = text
         for sign in [*SIGN.finditer(original_text)][:MAX_SIGNS]:
             if _first_open_place(lines, text) >= end_place or not self._budget.allows():
@@ -431,12 +431,6 @@ def _unmatched_signs(lines: Sequence[LogicalLine], text: str, end_place: Place) 
             if line.shape[column : column + 1] == letter and SIGN.match(letter):
                 positions.append(position)
     return positions
-
-
-def _escape_signs(text: str, signs: Sequence[int]) -> str:
-    """Return the text with a backslash before the sign at each of these positions."""
-    bounds = [0, *signs, len(text)]
-    return "\\".join(text[start:end] for start, end in pairwise(bounds))
 
 
 def _plain_lines(lines: Sequence[LogicalLine]) -> list[str]:

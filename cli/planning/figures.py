@@ -180,7 +180,7 @@ def _machine_figures(
     of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), itemsize)
     memory -= of_draft
     arena, snapshots = sizing.split_memory(arena_groups, memory, max_rows)
-    blocks = _arena_blocks(arena, groups, load, itemsize) if per_token else ()
+    blocks = sizing.blocks_that_fit(arena, paged_groups(groups), load, itemsize) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
     if kv_memory is not None:
         sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, machine_phrase(machine.is_local))
@@ -240,11 +240,6 @@ def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, 
     dtype = mx.float32 if machine.on_cpu else getattr(mx, skeleton.dtype)
     packed = form != EXPANDED and "quantization" in source.config
     return predict_model_sight_bytes(source.folder, source.config, dtype, keep_packed=packed)
-
-
-def _arena_blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.ArenaDemand, itemsize: int) -> GroupCounts:
-    """Return the blocks of each group in an arena of this many bytes."""
-    return sizing.blocks_that_fit(arena, paged_groups(groups), load, itemsize)
 
 
 def _length_figures(

@@ -5,7 +5,6 @@ it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from cortexmlx.cli.planning.machine import TargetMachine
 from cortexmlx.cli.planning.skeleton import Skeleton, model_as_loaded, probe_caches
 from cortexmlx.errors import HostRefused
 from cortexmlx.kv import sizing
-from cortexmlx.kv.spec import LayerGroup, quantize_groups
+from cortexmlx.kv.spec import quantize_groups
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,8 @@ def plan_hosts(
             groups = quantize_groups(probe_caches(part, dtype)[1], *kv)
         else:
             part, layers = _cut_layers(model, hosts, rank)
-            groups = tuple(_select_layers(all_groups, layers))
+            parts = ((group, tuple(layer for layer in group.layers if layer in layers)) for group in all_groups)
+            groups = tuple(replace(group, layers=group_layers) for group, group_layers in parts if group_layers)
         weights = weight_bytes(part)
         free = machine.working_set - sizing.reserved_bytes(groups, load.rows, skeleton.vocab_size, weights)
         ranks.append(
@@ -130,11 +130,3 @@ def _cut_layers(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
     pipeline_module = find_pipeline_module(part)
     pipeline_module.pipeline(StandInGroup(rank, hosts))
     return part, range(pipeline_module.start_idx, pipeline_module.end_idx)
-
-
-def _select_layers(groups: Iterable[LayerGroup], layers: range) -> Iterable[LayerGroup]:
-    """Yield the groups with only their layers in this range."""
-    for group in groups:
-        group_layers = tuple(layer for layer in group.layers if layer in layers)
-        if group_layers:
-            yield replace(group, layers=group_layers)

@@ -46,21 +46,19 @@ def find_source(target: str) -> PlanSource:
     path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":
         name = path.resolve().parent.name if path.stem == "config" else path.stem
-        return _from_folder(name, path.parent, _read_config(path))
+        if not path.is_file():
+            raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
+        return _from_folder(name, path.parent, read_json_object(path))
     source = resolve_model(target)
     if source.kind is SourceKind.HUB:
-        return _from_hub(target)
+        from cortexmlx.models.hub import fetch_config
+
+        folder = fetch_config(target)
+        return _from_folder(target, folder, read_config(folder))
     assert source.path is not None
     if source.kind is SourceKind.FOLDER:
         return _from_folder(source.path.resolve().name, source.path, read_config(source.path))
     return _from_gguf(target, source.path)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json. Raises ModelNotFound if there is none."""
-    if not path.is_file():
-        raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
-    return read_json_object(path)
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
@@ -96,11 +94,3 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
         config["quantization"] = {"group_size": GROUP_SIZE, "bits": packing.bits, "mode": packing.mode}
     weights = sum(tensor_memory_bytes(tensor, dtype) for tensor in header.tensors.values())
     return PlanSource(name, config, weights, file_bytes=sum(part.stat().st_size for part in header.files))
-
-
-def _from_hub(repo: str) -> PlanSource:
-    """Return the source of a hub repository; only its configuration is downloaded."""
-    from cortexmlx.models.hub import fetch_config
-
-    folder = fetch_config(repo)
-    return _from_folder(repo, folder, read_config(folder))

@@ -43,8 +43,11 @@ def exit_codes(debug: bool) -> Iterator[None]:
             raise
         exit_unexpected(error, debug)
     except Exception as error:
-        if hasattr(error, "exit_code"):  # wrong usage: typer prints it
-            _wrap_usage_error(error)
+        if hasattr(error, "exit_code"):  # wrong usage: typer prints it, with `Error: ` before it
+            usage: Any = error
+            text = f"Error: {adapt_commands(usage.format_message())}"
+            message = console.wrap_for_terminal(text, sys.stderr).removeprefix("Error: ")
+            usage.format_message = lambda: message
             raise
         exit_unexpected(error, debug)
 
@@ -58,15 +61,6 @@ def _os_error_text(error: OSError) -> str:
     except FileNotFoundError:
         return "the folder in which this shell is was deleted: cd to another one"
     return error.strerror or str(error)
-
-
-def _wrap_usage_error(usage: Any) -> None:
-    """Wrap the message of a wrong usage at words, with typer's `Error: ` before it."""
-    prefix = "Error: "
-    message = console.wrap_for_terminal(prefix + adapt_commands(usage.format_message()), sys.stderr).removeprefix(
-        prefix
-    )
-    usage.format_message = lambda: message
 
 
 def exit_unexpected(error: Exception, debug: bool) -> None:

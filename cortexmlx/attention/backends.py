@@ -27,19 +27,9 @@ def _shorten_note(note: str) -> str:
     return f"{line}; the whole message is in the log" if line_break else line
 
 
-def _no_notes() -> tuple[str, ...]:
-    """Return no notes: the default of a backend."""
-    return ()
-
-
 def _do_nothing() -> None:
     """Do nothing: the default `reconsider` of a backend."""
     pass
-
-
-def _no_checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> tuple[KernelCheck, ...]:
-    """Return no kernel checks: the default of a backend without kernels."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -48,13 +38,13 @@ class AttentionBackend:
 
     name: str
     attend: Attend
-    notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+    notes: Callable[[], tuple[str, ...]] = field(default=tuple)
     """Returns what takes the reference path, and why: a line each, perhaps followed by a message of several lines."""
     reconsider: Callable[[], None] = field(default=_do_nothing)
     """Called after a step that failed."""
-    kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+    kernels: Callable[[], tuple[str, ...]] = field(default=tuple)
     """Returns the names of the kernels that have served."""
-    checks: Callable[[nn.Module, Sequence[LayerGroup], int], Sequence[KernelCheck]] = field(default=_no_checks)
+    checks: Callable[[nn.Module, Sequence[LayerGroup], int], Sequence[KernelCheck]] = field(default=lambda *_: ())
     """`checks(model, groups, block_size)` returns what must be compiled and checked before a model's first step: one
     check for each kernel variant that it can need. The model must have been probed.
     """

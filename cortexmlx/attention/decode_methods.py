@@ -107,7 +107,8 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
     The model must have been probed. The arena needs no blocks.
     """
     layer_shapes: dict[LayerKey, LayerAttention] = {}
-    step = _empty_step(rows=2)
+    tables, window = np.zeros((2, 1), np.int32), KVSpec(0, 0, 0, "float32").attention_window
+    step = GroupStep(tables, np.zeros(2, np.int32), (None,) * 2, (), window)  # two rows that have no tokens
 
     def record_shape(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         spec = arena.spec(kv.layer)
@@ -140,12 +141,6 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
             leaf.begin(mx.zeros(step.rows, mx.int32))
     model(mx.zeros((step.rows, 1), mx.int32), cache=group_by_layer(model, leaves))
     return layer_shapes
-
-
-def _empty_step(rows: int) -> GroupStep:
-    """Return a decode step of `rows` rows that have no tokens, for a lazy pass."""
-    spec = KVSpec(0, 0, 0, "float32")
-    return GroupStep(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), (None,) * rows, (), spec.attention_window)
 
 
 # BatchClass: the classes of rows and lengths that have a choice of their own.

@@ -401,7 +401,10 @@ class ShortPieceRows:
         self._order: mx.array | None = None
         self._inverse_order: mx.array | None = None
         self.derived = StepDerivedData()
-        self._compute_order()
+        flat = [np.arange(piece.begin, piece.end) for piece in (*self._short_pieces, *self._long_pieces)]
+        order = np.concatenate([np.arange(step.rows), *flat]).astype(np.int32)
+        if (np.diff(order) != 1).any():
+            self._order, self._inverse_order = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
 
     def __bool__(self) -> bool:
         """Whether there are short pieces."""
@@ -420,13 +423,6 @@ class ShortPieceRows:
     def restore_order(self, output: mx.array) -> mx.array:
         """Return the results of this step in the order of the original step."""
         return output if self._inverse_order is None else output[self._inverse_order]
-
-    def _compute_order(self) -> None:
-        """Compute the permutation of queries, and its inverse, unless the order stays the same."""
-        flat = [np.arange(piece.begin, piece.end) for piece in (*self._short_pieces, *self._long_pieces)]
-        order = np.concatenate([np.arange(self._original_step.rows), *flat]).astype(np.int32)
-        if (np.diff(order) != 1).any():
-            self._order, self._inverse_order = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
 
     def _make_step(self, block_size: int, null_block: int) -> GroupStep:
         """Return the step with a row for each token of the short pieces."""

@@ -142,8 +142,10 @@ class RecurrentCache(PipelineSender):
         results: list[Any] = []
         old_states: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
-            if part.goes_on:
-                _copy_changed_states(old_states, self.caches[index - 1], cache)
+            if part.goes_on:  # the states that the module changed in the span before
+                for slot, (old, new) in enumerate(zip(old_states, self.caches[index - 1].cache, strict=True)):
+                    if new is not old:
+                        cache.cache[slot] = new
             old_states = list(cache.cache)
             span_inputs = [self._select_argument(value, part, cache) for value in inputs]
             span_kwargs = {name: self._select_argument(value, part, cache) for name, value in kwargs.items()}
@@ -185,13 +187,6 @@ class RecurrentCache(PipelineSender):
         if isinstance(value, mx.array) and not self.step.is_single_call:
             return part.select(value, self.step.tokens)
         return value
-
-
-def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
-    """Copy the states that a module changed in one span to the next span's cache, and leave the other states alone."""
-    for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
-        if new is not old:
-            cache.cache[slot] = new
 
 
 def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> None:

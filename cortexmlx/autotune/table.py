@@ -110,7 +110,10 @@ class ChoiceTable:
             path.parent.mkdir(parents=True, exist_ok=True)
             with write_atomically(path) as file:
                 file.write(json.dumps(content, indent=1).encode())
-            _remove_oldest(path.parent)
+            with suppress(OSError):  # another process removes them, too
+                files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+                for oldest in files[:-MAX_FILES]:
+                    oldest.unlink()
         except OSError as error:
             _log.info("the times of this run are not kept: %s", error)
             return False
@@ -136,11 +139,3 @@ def _parse_entry(value: Any) -> TimedJob | None:
     return TimedJob(
         label, batch, default_candidate, Timing({name: float(s) for name, s in seconds.items()}, dict(refused))
     )
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest files of a folder, beyond the newest `MAX_FILES`."""
-    with suppress(OSError):  # another process removes them, too
-        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in files[:-MAX_FILES]:
-            path.unlink()

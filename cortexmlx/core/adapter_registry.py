@@ -151,10 +151,6 @@ class AdapterRegistry:
         key = self._keys.get(name)
         return key is not None and list(self._keys.values()).count(key) == 1
 
-    def _is_freed_on_replace(self, name: str, jobs: Iterable[Job]) -> bool:
-        """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
-        return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
-
     def _check_room(self, name: str, adapter: LowRankAdapter, adapters: AdapterSet, jobs: Iterable[Job]) -> None:
         """Raise AdapterRefused if an adapter exceeds a limit, and MemoryRefused if the system has no memory for it."""
         limits = self.limits
@@ -164,7 +160,8 @@ class AdapterRegistry:
                 "most: raise max_adapter_rank."
             )
         busy = f", {self.unloading_count} of them until their requests end" if self.unloading_count else ""
-        frees_old = self._is_freed_on_replace(name, jobs)
+        # Replacing the adapter of a name frees the old one at once if no other name or job uses it.
+        frees_old = self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
         if self.loaded_count - frees_old >= limits.adapters:
             later_advice = f", load {name!r} when its requests have ended" if self._is_only_name(name) else ""
             raise AdapterRefused(

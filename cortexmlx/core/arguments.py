@@ -98,8 +98,8 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 
-class SamplingKeywords(TypedDict, total=False):
-    """The sampling parameters as typed keyword arguments, as `SamplingParams` names them."""
+class KeywordsBesideTools(TypedDict, total=False):
+    """The sampling parameters but `tools` as typed keyword arguments, as `SamplingParams` names them."""
 
     max_tokens: int | None
     max_thinking_tokens: int | None
@@ -123,9 +123,14 @@ class SamplingKeywords(TypedDict, total=False):
     best_of: int | None
     priority: int
     structured: StructuredOutput | Mapping[str, Any] | type | str | None
-    tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]]
     tool_choice: str
     parallel_tool_calls: bool
+
+
+class SamplingKeywords(KeywordsBesideTools, total=False):
+    """All sampling parameters as typed keyword arguments."""
+
+    tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]]
 
 
 def checked_params(params: object) -> SamplingParams:

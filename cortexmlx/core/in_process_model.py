@@ -53,7 +53,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
-from cortexmlx.system.machine import memory_bytes, working_set_bytes
+from cortexmlx.system.machine import memory_bytes, release_freed_memory, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.vision.families import FAMILIES
 from cortexmlx.vision.reader import ImageReader
@@ -420,6 +420,7 @@ class InProcessModel:
         parts = vars(self)
         self._warm_up.stop()
         with ExitStack() as exit_stack:  # the last one comes first, and all of them come whatever one raises
+            exit_stack.callback(release_freed_memory)
             exit_stack.callback(mx.clear_cache)
             if self.draft is not None:
                 exit_stack.callback(self.draft.release)

@@ -114,7 +114,7 @@ def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> Al
     if tokenizer.call_format is None:
         raise InvalidRequest(
             "this model cannot call tools: its chat template reads none, or the format of its calls is not known. "
-            "Describe them in a message, and ask for an answer of a schema (`structured`)",
+            "Describe them in a message, and ask for an answer of a JSON schema",
             field="tools",
         )
     return AllowedCalls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)

@@ -67,7 +67,11 @@ def open_folder(path: Path) -> bytes:
         try:
             with open_regular_file(path / SECRET) as file:
                 status = os.fstat(file.fileno())
-                _check_owner(path / SECRET, status.st_uid)
+                if status.st_uid != os.geteuid():
+                    user = os.geteuid()
+                    raise PermissionError(
+                        f"{path / SECRET} belongs to user {status.st_uid}, not to user {user}, who runs this"
+                    )
                 secret = file.read(_SECRET_BYTES + 1)
             private = not status.st_mode & _OTHERS
             if len(secret) == _SECRET_BYTES and private:
@@ -127,12 +131,6 @@ def _check_not_foreign(path: Path) -> None:
             f"it holds other things, such as {foreign_names[0]}, and {min(ambiguous_names)} may be theirs: use a "
             "folder of its own"
         )
-
-
-def _check_owner(path: Path, owner: int) -> None:
-    """Raise PermissionError unless this process's user is the file's `owner`."""
-    if owner != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {owner}, not to user {os.geteuid()}, who runs this")
 
 
 def _make_secret(path: Path) -> None:

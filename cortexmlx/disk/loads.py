@@ -37,20 +37,19 @@ class DiskLoads:
         tier = self._tier
         if tier is None or match is None or job.has_unscored_tokens:
             return None
-        blocks = len(match.entries)
-        completed_load = self._find_completed(job, blocks)
-        if completed_load is not None or (blocks + 1) * tier.block_size > job.num_reusable_tokens:
+        blocks, max_tokens = len(match.entries), job.num_reusable_tokens
+        loads = self._loads.values()
+        completed_load = next((e for e in loads if e.can_continue(job.tokens, job.keys, blocks, max_tokens)), None)
+        if completed_load is not None or (blocks + 1) * tier.block_size > max_tokens:
             return completed_load
-        active_loads = [load for load in self._loads.values() if load.pieces is None]
+        active_loads = [load for load in loads if load.pieces is None]
         for load in active_loads:
             if load.is_reading_block(job.keys, blocks):
                 return load
         if job.id in self._loads:
             return None
         matched_tokens = match.matched_tokens(tier.block_size)
-        new_load = tier.make_load(
-            job.tokens, job.keys, blocks, matched_tokens, job.num_reusable_tokens, seconds_per_token
-        )
+        new_load = tier.make_load(job.tokens, job.keys, blocks, matched_tokens, max_tokens, seconds_per_token)
         if new_load is None:
             return None
         if len(active_loads) >= _MAX_AT_ONCE:
@@ -65,12 +64,6 @@ class DiskLoads:
             return False
         load.pieces = pieces
         return True
-
-    def _find_completed(self, job: Job, blocks: int) -> DiskLoad | None:
-        """Return a completed load that continues a job's first `blocks` blocks, within its reusable tokens."""
-        max_tokens = job.num_reusable_tokens
-        loads = self._loads.values()
-        return next((load for load in loads if load.can_continue(job.tokens, job.keys, blocks, max_tokens)), None)
 
     def release(self, job: Job) -> DiskLoad | None:
         """Remove the load of a job that has begun or never will. Return it if other jobs may still wait for it."""

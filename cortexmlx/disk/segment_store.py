@@ -212,7 +212,7 @@ class SegmentStore:
             self._remove_record(location.key)
             return None
         except (OSError, ValueError, OverflowError, MemoryError) as error:
-            if _is_temporary(error):
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TEMPORARY_ERRORS):
                 self.warn_once("cannot be read now", error)
                 return None
             self.warn_once("is damaged", error)
@@ -374,11 +374,6 @@ def _is_external_error(error: sqlite3.Error) -> bool:
     """Return whether an SQLite error is due to other processes, the disk or a closed store, not a damaged index."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in _EXTERNAL_ERRORS or isinstance(error, sqlite3.ProgrammingError)
-
-
-def _is_temporary(error: Exception) -> bool:
-    """Return whether an error is temporary: about the process or the machine, not about a damaged file."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TEMPORARY_ERRORS)
 
 
 def _modified_time(path: Path) -> float:

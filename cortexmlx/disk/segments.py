@@ -208,7 +208,7 @@ class Record:
 
     def stored_arrays(self) -> tuple[Array, ...]:
         """Return the arrays to write: the tokens as int32, then the record's arrays, all dense and little-endian."""
-        return np.array(self.tokens, "<i4"), *(_to_contiguous(array) for array in self.arrays)
+        return np.array(self.tokens, "<i4"), *(np.ascontiguousarray(a, a.dtype.newbyteorder("<")) for a in self.arrays)
 
     @property
     def nbytes(self) -> int:
@@ -276,8 +276,3 @@ def decode_record(key: bytes, layout: Layout, data: bytes) -> Record:
     if offset != len(data) or layout[0][0] != "I32":
         raise ValueError(f"a record of {offset} bytes does not take {len(data)}, or begins without tokens")
     return Record(key, tuple(arrays[0].reshape(-1).tolist()), tuple(arrays[1:]))
-
-
-def _to_contiguous(array: Array) -> Array:
-    """Return an array as a contiguous, little-endian one."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

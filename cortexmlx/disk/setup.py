@@ -74,10 +74,10 @@ class StoreSetup:
         if isinstance(self._segments, str):
             self.cancel()
             return self._segments
-        self.model = loaded.name
+        self.model, kv_bits = loaded.name, [group.spec.kv_bits for group in groups]
         self._description = hash_all_but_weights(loaded, tuple(groups), *identity_parts)
         self.parts = {
-            "keys and values": "; ".join(_describe_precision(group, loaded.dtype) for group in groups),
+            "keys and values": "; ".join(f"{bits} bits" if bits else dtype_name(loaded.dtype) for bits in kv_bits),
             "block size and attention": ", ".join(map(str, identity_parts)),
             "device": str(mx.default_device()),
             "versions": _versions(),
@@ -171,11 +171,6 @@ def hash_all_but_weights(loaded: LoadedModel, *identity_parts: object) -> str:
 def _versions() -> str:
     """Return the versions of the packages that decide how numbers are computed and rounded."""
     return ", ".join(f"{package} {version(package)}" for package in ("cortexmlx", "mlx", "mlx-lm"))
-
-
-def _describe_precision(group: LayerGroup, dtype: object) -> str:
-    """Return the number format in which a group of layers keeps its keys and values."""
-    return f"{group.spec.kv_bits} bits" if group.spec.kv_bits else dtype_name(dtype)
 
 
 def _setting_text(value: Any, parameter_ids: set[int]) -> str:

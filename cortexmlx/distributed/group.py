@@ -92,7 +92,11 @@ class HostGroup:
                 self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
                 self.infos = self._runner.open(self._options)
             for name, info in zip(self.names, self.infos, strict=True):
-                self._check_same_model(name, info)
+                if info.identity != self._loaded.identity:
+                    raise HostRefused(
+                        f"{name} has other files of {self._loaded.name} than this machine: copy the model's folder to "
+                        "every host, the same version"
+                    )
         except BaseException:
             self._workers.close()
             raise
@@ -192,14 +196,6 @@ class HostGroup:
             raise EngineClosed("the engine was closed while its workers were started")
         if self._config.on_progress is not None:
             self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
-
-    def _check_same_model(self, name: str, info: RankInfo) -> None:
-        """Raise HostRefused if a worker has other files of the model than the controller."""
-        if info.identity != self._loaded.identity:
-            raise HostRefused(
-                f"{name} has other files of {self._loaded.name} than this machine: copy the model's folder to every "
-                "host, the same version"
-            )
 
     def _sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, and report progress meanwhile."""

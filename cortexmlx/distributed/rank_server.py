@@ -111,7 +111,8 @@ class _CallHandler:
             if isinstance(call, Dispatch | Forward | Choose):
                 return CallAnswer(number, digest=self._start_step_part(call))
             value = self._carry_out(call)
-            return answer_with(number, value, self._rank_state())
+            runner = self._made_runner
+            return answer_with(number, value, None if runner is None else RankState(runner.bytes, runner.blocks))
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
             self._failure = copy_error(error)
@@ -123,13 +124,6 @@ class _CallHandler:
         if self._made_runner is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made_runner
-
-    def _rank_state(self) -> RankState | None:
-        """Return what the runner holds; None before it was made."""
-        runner = self._made_runner
-        if runner is None:
-            return None
-        return RankState(runner.bytes, runner.blocks)
 
     def _start_step_part(self, call: Dispatch | Forward | Choose) -> bytes | None:
         """Start a step, its forward pass or its choice of tokens. Return the digest if it is to be compared now."""

@@ -455,7 +455,7 @@ def make_route(slots: IntArray) -> Route | None:
     """Return the route of tokens with these adapter `slots` `[T]`; None if no token has an adapter."""
     if not slots.any():
         return None
-    runs = list(_find_runs(slots))
+    runs = list(pairwise([0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]))
     if len(runs) == 1:
         return Route(len(slots), (RoutePart(0, len(slots), int(slots[0])),))
     if len(slots) <= GATHER_LIMIT:
@@ -479,12 +479,6 @@ def _make_gathered_part(slots: IntArray, begin: int, end: int) -> RoutePart:
     part_slots = slots[begin:end]
     is_uniform = bool((part_slots == part_slots[0]).all())
     return RoutePart(begin, end, int(part_slots[0]), None if is_uniform else mx.array(part_slots.astype(np.uint32)))
-
-
-def _find_runs(slots: IntArray) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each run of equal slots."""
-    edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
-    yield from pairwise(edges)
 
 
 # SlotTable: the matrices of several adapters beside one linear layer, and the products with them.

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from cortexmlx.attention.paged import Attend
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.graph_memory import Graph, peak_bytes, trace_graph
+from cortexmlx.execution.graph_memory import peak_bytes, trace_graph
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache
@@ -230,7 +230,8 @@ class _OutlineRunner(ModelRunner):
             self.model.update(tree_unflatten(weights))
             self._outline_arena.set_slabs(shapes)
             self.reset()
-        return peak_bytes(graph, _argument_names(graph, len(weights), len(slabs)))
+        slab_arguments = graph.arguments[len(weights) : len(weights) + len(slabs)]
+        return peak_bytes(graph, [array.name for array in slab_arguments])
 
     def _outline_states(self, plan: StepPlan) -> list[mx.array]:
         """Return arrays for the recurrent states of a plan's rows, of the shapes that a pass leaves."""
@@ -240,11 +241,6 @@ class _OutlineRunner(ModelRunner):
         arrays = self.states.outline_rows(plan.segments)
         self.reset()
         return arrays
-
-
-def _argument_names(graph: Graph, first: int, count: int) -> list[str]:
-    """Return the names of `count` arguments of a graph, from the argument `first` on."""
-    return [array.name for array in graph.arguments[first : first + count]]
 
 
 class _OutlineArena(KVArena):

@@ -312,10 +312,11 @@ class SequenceCaches:
         surplus = self.length - tokens
         if not tokens:
             self._caches, self.length = make_prompt_cache(self._model), 0
-        elif surplus < 0 or (surplus and not all(map(_can_trim, flatten_caches(self._caches)))):
-            return False
         elif surplus:
-            for leaf in flatten_caches(self._caches):
+            leaves = flatten_caches(self._caches)
+            if surplus < 0 or not all(type(leaf) in _EXACTLY_TRIMMABLE and leaf.is_trimmable() for leaf in leaves):
+                return False
+            for leaf in leaves:
                 leaf.trim(surplus)
             self.length = tokens
         return True
@@ -407,11 +408,6 @@ def _spec_by_growth(initial_size: int, grown_size: int) -> KVSpec:
     """Estimate an unknown cache's spec, as float16, from its bytes at one token and after `_GROWTH_TOKENS` more."""
     numbers = -(-(grown_size - initial_size) // (2 * _GROWTH_TOKENS))
     return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(initial_size - 2 * numbers, 0))
-
-
-def _can_trim(leaf: Any) -> bool:
-    """Return whether a cache can be cut back to fewer tokens now, with an exact result."""
-    return type(leaf) in _EXACTLY_TRIMMABLE and bool(leaf.is_trimmable())
 
 
 def _cache_bytes(leaf: Any) -> int:

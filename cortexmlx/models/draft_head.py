@@ -11,7 +11,6 @@ after it, as here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +130,8 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
     if not head_tensors:
         return None
     with translate_weight_errors(folder):
-        weights = _load_tensors(head_tensors, prefix)
+        arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
+        weights = {prefix.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
         is_last_layer = config["model_type"] in LAST_LAYER_MODELS
         if is_last_layer:
             weights = _convert_last_layer(folder, weights, model)
@@ -165,12 +165,6 @@ def make_draft_head(model: nn.Module) -> DraftHead | None:
     args = language_model.args
     layer = layer_class(replace(args, full_attention_interval=1), layer_idx=0)
     return DraftHead(layer, language_model, args.full_attention_interval - 1)
-
-
-def _load_tensors(head_tensors: Mapping[str, Path], prefix: re.Pattern[str]) -> dict[str, mx.array]:
-    """Load the head's tensors lazily. Return them by name without the `prefix`."""
-    arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
-    return {prefix.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
 
 
 def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn.Module) -> dict[str, mx.array]:

@@ -221,7 +221,9 @@ class WeightsDownload:
         missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
         for file, received_bytes in missing:
             self._tally.expect_file(file.size, received_bytes)
-        self._check_disk_space(sum(file.size - received for file, received in missing))
+        needed_bytes = sum(file.size - received for file, received in missing)
+        if needed_bytes > shutil.disk_usage(self._blobs).free:
+            raise self._disk_full_error(needed_bytes)
         pending_files: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
         for each in missing:
             pending_files.put(each)
@@ -255,11 +257,6 @@ class WeightsDownload:
         except OSError:
             return 0
         return size if size <= file.size else 0
-
-    def _check_disk_space(self, needed_bytes: int) -> None:
-        """Raise DownloadFailed if fewer than `needed_bytes` bytes of the disk are free."""
-        if needed_bytes > shutil.disk_usage(self._blobs).free:
-            raise self._disk_full_error(needed_bytes)
 
     def _disk_full_error(self, needed_bytes: int) -> DownloadFailed:
         free = format_bytes(shutil.disk_usage(self._blobs).free)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.models.adapters.files import Adapter, find_adapter_file, read_adapter
+from cortexmlx.models.adapters.files import find_adapter_file, read_adapter
 from cortexmlx.models.folder_config import (
     ASSISTANT,
     context_length_or_default,
@@ -85,7 +85,12 @@ def load_model(
     )
     try:
         report(Progress("loading", 1, LOADING_STEPS))
-        notes += _apply_adapter(model, path, loaded_adapter)
+        if loaded_adapter is None:
+            notes += note_unused_adapter(path)
+        else:
+            from cortexmlx.models.adapters.apply import apply_adapter
+
+            notes += (apply_adapter(model, loaded_adapter),)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen_to_float32(model, path, slow_below_float32, dequantize)
         _evaluate(model, path, evaluate_part)
@@ -239,15 +244,6 @@ def check_model(name: str | Path, report: OnProgress) -> None:
 
         check_folder_config(path)
         check_weights(path)
-
-
-def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
-    """Apply the adapter, if there is one. Return a note on it, or on an unused adapter beside the model."""
-    if adapter is not None:
-        from cortexmlx.models.adapters.apply import apply_adapter
-
-        return (apply_adapter(model, adapter),)
-    return note_unused_adapter(path)
 
 
 def note_unused_adapter(path: Path) -> tuple[str, ...]:

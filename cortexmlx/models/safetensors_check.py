@@ -45,7 +45,7 @@ def check_weights(folder: Path) -> dict[str, Path]:
             tensors[name] = file
     index = folder / INDEX_FILE
     if index.is_file():
-        shards, present = _read_shard_names(index), {file.name for file in files}
+        shards, present = set(read_weight_map(index).values()), {file.name for file in files}
         missing = sorted(shards - present)
         if missing and (shards & present or not present):
             raise ModelCorrupt(
@@ -68,11 +68,6 @@ def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Path]
     if lost := sorted(name for name, file in files.items() if name not in headers[file]):
         raise ModelCorrupt(f"{files[lost[0]]} lacks {lost[0]}, which {index.name} says is in it. Download both again.")
     return files
-
-
-def _read_shard_names(index: Path) -> set[str]:
-    """Return the names of the weight files that an index lists."""
-    return set(read_weight_map(index).values())
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
 from cortexmlx.scheduling.job import Job
@@ -41,49 +42,43 @@ class LengthLimits:
 
         A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """
-        count = f"at least {tokens}" if at_least else str(tokens)
+        too_long = partial(_too_long, tokens, at_least)
         tokens -= params.only_scores
         if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.max_row_tokens:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and a row keeps {self.keep.max_row_tokens} at most (keep_first + 2 x "
-                "keep_last), "
-                "but prompt_logprobs are of the whole text: shorten the prompt or leave keep_last out"
+            raise too_long(
+                self.keep.max_row_tokens,
+                f"a row keeps {self.keep.max_row_tokens} at most (keep_first + 2 x keep_last), but prompt_logprobs are "
+                "of the whole text: shorten the prompt or leave keep_last out",
             )
         if self.keep is None and tokens + 1 > self.context:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and the model's context is {self.context}: shorten the prompt"
-            )
+            raise too_long(self.context, f"the model's context is {self.context}: shorten the prompt")
         if (tokens if self.keep is None else min(tokens, self.keep.max_row_tokens)) > capacity:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and the KV cache holds {capacity}: "
-                "raise the KV memory (--kv-memory) or shorten the prompt"
-            )
+            reason = f"the KV cache holds {capacity}: raise the KV memory (--kv-memory) or shorten the prompt"
+            raise too_long(capacity, reason)
         if tokens + 1 > self.max_tokens:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and a request may have {self.max_tokens} with its answer: "
-                "shorten the prompt or raise max_request_tokens"
-            )
+            reason = "with its answer: shorten the prompt or raise max_request_tokens"
+            raise too_long(self.max_tokens, f"a request may have {self.max_tokens} {reason}")
 
     def check_request(self, request: QueuedRequest, capacity: int) -> None:
         """Check a request's prompt as `check_prompt` does. If it has no answer, it needs no room for one."""
         tokens = len(request.prompt)
         if request.pooling is None:
             self.check_prompt(tokens, capacity, request.params)
-        elif tokens > min(self.context, self.max_request_tokens or _MAX_LENGTH, capacity):
+        elif tokens > (limit := min(self.context, self.max_request_tokens or _MAX_LENGTH, capacity)):
             raise PromptTooLong(
                 f"the text has {tokens} tokens, and the model's context is {self.context}, a request may have "
                 f"{self.max_request_tokens or 'any number of'} and the KV cache holds {capacity}: shorten the text, or "
-                "raise what is too small (max_request_tokens, --kv-memory)"
+                "raise what is too small (max_request_tokens, --kv-memory)",
+                tokens=tokens,
+                limit=limit,
             )
 
     def max_new_tokens(self, request: QueuedRequest, capacity: int) -> int:
         """Return how many tokens an answer of a request may have."""
         if request.pooling is not None:
             return 0
-        available_tokens, requested_tokens = (
-            self.max_answer_tokens(len(request.prompt), capacity),
-            request.params.max_tokens,
-        )
+        available_tokens = self.max_answer_tokens(len(request.prompt), capacity)
+        requested_tokens = request.params.max_tokens
         return available_tokens if requested_tokens is None else min(requested_tokens, available_tokens)
 
     def max_scored_tokens(self, capacity: int) -> int:
@@ -98,6 +93,12 @@ class LengthLimits:
             if self.keep is not None and self.keep.max_row_tokens <= capacity
             else min(max_tokens, capacity + 1 - prompt)
         )
+
+
+def _too_long(tokens: int, at_least: bool, limit: int, reason: str) -> PromptTooLong:
+    """Return the error for a prompt of `tokens` tokens, or `at_least` so many, of which `limit` fit."""
+    count = f"at least {tokens}" if at_least else tokens
+    return PromptTooLong(f"the prompt has {count} tokens and {reason}", tokens=tokens, limit=limit)
 
 
 def limit_answer(job: Job, capacity: int) -> None:
@@ -177,8 +178,6 @@ class Backoff:
     def __init__(self, most_rows: int, most_tokens: int) -> None:
         self.most_rows = self.rows = most_rows
         self.most_tokens = self.tokens = most_tokens
-        self.holds_back = False
-        """Whether a step could have more rows, or more tokens."""
         self._good_steps = 0
 
     def tighten(self, rows: int) -> None:
@@ -186,7 +185,6 @@ class Backoff:
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(MIN_PIECE, self.most_tokens), self.tokens // 2)
         self._good_steps = 0
-        self._update_holds_back()
 
     def relax(self) -> bool:
         """Count a good step, and loosen the bounds after many. Return whether the next steps may have more rows."""
@@ -198,12 +196,12 @@ class Backoff:
         self._good_steps = 0
         self.rows = min(self.most_rows, 2 * self.rows)
         self.tokens = min(self.most_tokens, 2 * self.tokens)
-        self._update_holds_back()
         return True
 
-    def _update_holds_back(self) -> None:
-        """Note whether the bounds are below those before any refusal."""
-        self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
+    @property
+    def holds_back(self) -> bool:
+        """Whether a step could have more rows, or more tokens."""
+        return (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
 
 
 class RefusalRetry:

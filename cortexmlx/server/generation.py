@@ -27,6 +27,7 @@ from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.ollama import chat as ollama_chat
 from cortexmlx.protocols.ollama import generate as ollama_generate
 from cortexmlx.protocols.openai import chat_completions, completions
+from cortexmlx.protocols.openai.parameters import name_field_as_sent
 from cortexmlx.protocols.request import ReplyInfo, RequestDefaults, is_token_list
 from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
@@ -111,11 +112,6 @@ class GenerationEndpoints:
         """What is known of each client's prompts, whichever model read them."""
         self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
-
-    @property
-    def open_requests(self) -> int:
-        """How many requests are being read or answered."""
-        return self.request_limiter.open_count
 
     def handler(self, protocol: ServedProtocol) -> RequestHandler:
         """Return the request handler of a protocol's path."""
@@ -358,16 +354,9 @@ class HttpRequestAnswers:
                     prompt = transcript_memory.messages
                 prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, transcript_memory)
             listener = self._make_listener(number, transcript_memory)
-            self._handles.append(
-                self._engine.submit(
-                    prompt,
-                    self._request.params,
-                    listener=listener,
-                    client=client,
-                    timeout=timeout,
-                    adapter=self._adapter,
-                )
-            )
+            options: Any = {"listener": listener, "client": client, "timeout": timeout, "adapter": self._adapter}
+            with name_field_as_sent(self._request.body):
+                self._handles.append(self._engine.submit(prompt, self._request.params, **options))
 
     def _make_listener(self, number: int, transcript_memory: TranscriptMemory | None) -> Any:
         """Return the callback for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""

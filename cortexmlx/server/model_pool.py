@@ -27,7 +27,6 @@ from cortexmlx.errors import (
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server.residency import LoadBackoff, LoadModel, ModelState, ModelTicket, Residency, UnloadModel
-from cortexmlx.system.machine import release_freed_memory
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
 
@@ -332,7 +331,6 @@ class ModelPool:
             self._retries.record_unload(name)
         _close_engine(engine, name)
         del engine
-        release_freed_memory()
         if not self._is_closing:
             self._report_event(f"unloaded {name}")
 

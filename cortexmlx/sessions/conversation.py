@@ -11,9 +11,10 @@ from functools import partial
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
+from typing import Unpack
 from weakref import ref
 
-from cortexmlx.core.arguments import checked_params
+from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, checked_params, with_keywords
 from cortexmlx.core.event_loop import read_with_timeout
 from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
@@ -150,10 +151,11 @@ class Conversation:
         max_rounds: int = MAX_ROUNDS,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
+        **sampling: Unpack[KeywordsBesideTools],
     ) -> Completion:
-        """Return the whole answer. `params` apply to this turn only. An interrupt cancels the turn. `on_progress` is
-        called on this thread while the prompt takes several steps; if it raises, the turn is cancelled. See
-        `Engine.submit`.
+        """Return the whole answer. `params` and parameters given by name apply to this turn only. An interrupt cancels
+        the turn. `on_progress` is called on this thread while the prompt takes several steps; if it raises, the turn is
+        cancelled. See `Engine.submit`.
 
         The model may call `tools`, which are functions. They run on this thread, and the model reads their results and
         their errors, until it answers without a call, after at most `max_rounds` rounds of calls. `approve` returns
@@ -161,8 +163,9 @@ class Conversation:
         messages have all calls and results. If a round fails, none of the turn is kept, though functions have run.
         """
         if not tools:
-            return self.stream(question, params, timeout=timeout).result(on_progress)
-        rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
+            return self.stream(question, params, timeout=timeout, **sampling).result(on_progress)
+        turn_params = with_keywords(params or self.params, **sampling, tools=tools)
+        rounds = ToolRounds(turn_params, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
         with self._roll_back_on_error():
             while True:
                 answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
@@ -171,19 +174,33 @@ class Conversation:
                 with self._running_functions():
                     question = rounds.run_calls(answer, approve)
 
-    def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
+    def stream(
+        self,
+        question: Question | None = None,
+        params: Params = None,
+        *,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        reply = Reply(self._prepare_turn(self._with_question(question), params or self.params, timeout)(None))
+        params = with_keywords(params or self.params, **sampling)
+        reply = Reply(self._prepare_turn(self._with_question(question), params, timeout)(None))
         self._open = ref(reply)
         return reply
 
     def astream(
-        self, question: Question | None = None, params: Params = None, *, timeout: float | None = None
+        self,
+        question: Question | None = None,
+        params: Params = None,
+        *,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
-        reply = AsyncReply(partial(self._prepare_turn, self._with_question(question), params or self.params, timeout))
+        params = with_keywords(params or self.params, **sampling)
+        reply = AsyncReply(partial(self._prepare_turn, self._with_question(question), params, timeout))
         self._open = ref(reply)
         return reply
 
@@ -198,11 +215,13 @@ class Conversation:
         max_rounds: int = MAX_ROUNDS,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
+        **sampling: Unpack[KeywordsBesideTools],
     ) -> Completion:
         """`ask` for asyncio. Coroutine functions, `approve` too, run in this event loop, others on a thread."""
         if not tools:
-            return await self.astream(question, params, timeout=timeout).result(on_progress)
-        rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
+            return await self.astream(question, params, timeout=timeout, **sampling).result(on_progress)
+        turn_params = with_keywords(params or self.params, **sampling, tools=tools)
+        rounds = ToolRounds(turn_params, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
         with self._roll_back_on_error():
             while True:
                 answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
@@ -211,9 +230,9 @@ class Conversation:
                 with self._running_functions():
                     question = await rounds.arun_calls(answer, approve)
 
-    def regenerate(self, params: SamplingParams | None = None) -> Completion:
+    def regenerate(self, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
-        return self.stream(None, params).result()
+        return self.stream(None, params, **sampling).result()
 
     def choose(self, answer: Completion) -> None:
         """Continue with another answer of the last turn (`n` > 1). Raises InvalidRequest unless it is one of them."""
@@ -253,7 +272,7 @@ class Conversation:
         chat template does not read.
         """
         engine = self._engine if engine is None else engine
-        settings = settings_for_model(self._engine.info, engine.info, self.params, self.template_vars)
+        settings = settings_for_model(self._engine.info.identity, engine.info, self.params, self.template_vars)
         conversation: Conversation = engine.conversation(
             system=self.system,
             messages=self._messages,
@@ -309,19 +328,14 @@ class Conversation:
             return
         saved_conversation, info = SavedConversation.read(path), self._engine.info
         is_same_model = saved_conversation.model.identity == info.identity
-        largest_token = (
-            max(saved_conversation.transcript.tokens, default=0) if saved_conversation.transcript is not None else 0
-        )
+        transcript = (is_same_model and saved_conversation.transcript) or Transcript()
+        is_in_vocabulary = max(transcript.tokens, default=0) < info.vocab_size
         settings = settings_from_file(path, saved_conversation, info)
         self.system, self.params = saved_conversation.system, settings.params
         self.template_vars, self.notes = settings.template_vars, settings.notes
         self.adapter = self.adapter if saved_conversation.adapter is None else saved_conversation.adapter
         self._replace_messages(saved_conversation.messages, unsent=saved_conversation.unsent)
-        self._transcript = (
-            saved_conversation.transcript
-            if is_same_model and saved_conversation.transcript and largest_token < info.vocab_size
-            else Transcript()
-        )
+        self._transcript = transcript if is_in_vocabulary else Transcript()
         for note in self.notes:
             log.warning(note)
 
@@ -398,7 +412,6 @@ class Conversation:
         self, messages: tuple[Message, ...], params: SamplingParams, timeout: float | None
     ) -> Callable[[Listener | None], StartedTurn]:
         """Render and tokenize a turn. Return a function that submits its request and returns the started turn."""
-        params = checked_params(params)
         start_time = time.monotonic()
         turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
         turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
@@ -456,42 +469,23 @@ def settings_from_file(path: Path, saved_conversation: SavedConversation, info: 
             saved_conversation.params.validate(info.vocab_size)
         except InvalidRequest as error:
             raise ConversationFileError(f"{path} is not a conversation with {info.name}: its {error}") from error
-        return _without_unread_variables(info, saved_conversation.params, saved_conversation.template_vars, ())
-    return _without_token_settings(
-        info,
-        saved_conversation.params,
-        saved_conversation.template_vars,
-        saved_conversation.model.model_change_note(info, path),
-    )
+        notes = []
+    else:
+        notes = [saved_conversation.model.model_change_note(info, path)]
+    previous_identity, variables = saved_conversation.model.identity, saved_conversation.template_vars
+    return settings_for_model(previous_identity, info, saved_conversation.params, variables, *notes)
 
 
 def settings_for_model(
-    previous_info: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars
+    previous_identity: str, info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str
 ) -> ConversationSettings:
-    """Return the settings of a conversation with `previous_info`'s model that still apply with `info`'s."""
-    is_same_model = previous_info.identity == info.identity
-    return (
-        _without_unread_variables(info, params, variables, ())
-        if is_same_model
-        else _without_token_settings(info, params, variables)
-    )
-
-
-def _without_token_settings(
-    info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str
-) -> ConversationSettings:
-    """Return the settings of another model's conversation, without those that contain token ids."""
+    """Return the settings of a conversation with the model of `previous_identity` that still apply with `info`'s:
+    without token ids of another model, and without variables that the chat template does not read. They follow `notes`.
+    """
     dropped_names = [name for name in _OF_TOKENS if getattr(params, name)]
-    if dropped_names:
+    if dropped_names and previous_identity != info.identity:
         params = replace(params, **{name: getattr(SamplingParams(), name) for name in dropped_names})
         notes += (f"{' and '.join(dropped_names)} named tokens of another model than {info.name}: not set any more",)
-    return _without_unread_variables(info, params, variables, notes)
-
-
-def _without_unread_variables(
-    info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]
-) -> ConversationSettings:
-    """Return the settings without the variables that the model's chat template does not read."""
     known_names, kept_variables = frozenset(info.template_vars), dict(variables)
     for name, value in variables.items():
         try:

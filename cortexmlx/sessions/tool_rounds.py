@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cortexmlx.core.config import is_count
 from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.structured.functions import call_function, call_function_async
-from cortexmlx.structured.tools import Tool, ToolCall, read_tools, result_message
+from cortexmlx.structured.tools import ToolCall, result_message
 from cortexmlx.types.request import Completion, Message
 from cortexmlx.types.sampling_params import SamplingParams, python_number
 
@@ -50,14 +49,12 @@ class ToolRounds:
     def __init__(
         self,
         params: SamplingParams,
-        tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]],
         *,
         max_rounds: int = MAX_ROUNDS,
         timeout: float | None = None,
         on_event: OnToolEvent | None = None,
     ) -> None:
-        parsed_tools = read_tools(tools)
-        if missing_names := [tool.name for tool in parsed_tools if tool.function is None]:
+        if missing_names := [tool.name for tool in params.offered if tool.function is None]:
             raise InvalidRequest(
                 f"the tool {missing_names[0]!r} has no function to run: pass functions, or put the tools into the "
                 "sampling parameters and run the calls of the answer yourself",
@@ -68,16 +65,12 @@ class ToolRounds:
             raise InvalidRequest(f"max_rounds is {max_rounds!r}, but must be a number of at least 1")
         if params.n != 1:
             raise InvalidRequest(f"n is {params.n}, but functions are run for one answer: set n to 1", field="n")
-        self._functions = {tool.name: tool.function for tool in parsed_tools}
-        self._params = replace(params, tools=parsed_tools)
+        self._functions = {tool.name: tool.function for tool in params.offered}
+        self.params = params
+        """The sampling parameters of the next round."""
         self._rounds_left = max_rounds
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._on_event = on_event or (lambda event: None)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The sampling parameters of the next round."""
-        return self._params
 
     @property
     def time_left(self) -> float | None:
@@ -134,5 +127,5 @@ class ToolRounds:
     def _next_round(self) -> None:
         """Count a round. After the last one, the model may call nothing."""
         self._rounds_left -= 1
-        choice = "auto" if self._rounds_left and self._params.tool_choice != "none" else "none"
-        self._params = replace(self._params, tool_choice=choice)
+        choice = "auto" if self._rounds_left and self.params.tool_choice != "none" else "none"
+        self.params = replace(self.params, tool_choice=choice)

@@ -111,7 +111,10 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
             "When the engine loads such a model, it shows this note.\n",
             *table(
                 ("model type", *CHECKS, "why"),
-                [(_names(name), *_passed(found), found.why) for name, found in alone.items()],
+                [
+                    (_names(name), *("yes" if check in found.checks else "" for check in CHECKS), found.why)
+                    for name, found in alone.items()
+                ],
             ),
             "\n## Refused\n",
             "Such a model is refused when it loads, with this message.\n",
@@ -155,10 +158,6 @@ def _by_caches(paged: Mapping[str, Outcome]) -> list[tuple[str, ...]]:
         )
         for kept, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
     ]
-
-
-def _passed(found: Outcome) -> tuple[str, ...]:
-    return tuple("yes" if check in found.checks else "" for check in CHECKS)
 
 
 def _names(name: str) -> str:

@@ -30,9 +30,10 @@ TELLING = (
     "deepseek_v3",
     "falcon_h1",
     "qwen3_next",
+    "rwkv7",
 )
 """Few that have every way to keep and to attend: windows, soft caps, layers that read what others keep, sinks, values
-narrower than keys, chunks, latents, two caches in a layer, states.
+narrower than keys, chunks, latents, two caches in a layer, states beside attention and alone.
 """
 
 Made = Callable[[str], Subject]

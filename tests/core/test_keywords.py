@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from contextlib import closing
 from typing import Any
@@ -19,7 +18,6 @@ def test_the_keywords_are_the_fields_with_their_types() -> None:
     assert SamplingKeywords.__annotations__.keys() == SamplingParams.__annotations__.keys()
     for name, kind in SamplingParams.__annotations__.items():
         assert SamplingKeywords.__annotations__[name].__forward_arg__ == kind
-    assert list(SamplingKeywords.__annotations__) == [field.name for field in dataclasses.fields(SamplingParams)]
 
 
 def test_keywords_go_over_the_parameters() -> None:
@@ -49,6 +47,10 @@ def test_every_call_takes_them(engine: Engine) -> None:
         *asyncio.run(asynchronous()),
     ]
     assert [answer.token_ids for answer in answers] == [expected] * 9
+    talk, names = engine.conversation(params=SamplingParams(max_tokens=9)), {"max_tokens": 5, "ignore_eos": True}
+    turns = [talk.ask("one", **names), talk.regenerate(**names), talk.stream("two", **names).result()]
+    turns += [asyncio.run(talk.aask("three", **names))]
+    assert [turn.usage.completion_tokens for turn in turns] == [5] * 4
 
 
 def test_a_name_that_is_no_parameter_is_refused_with_what_it_may_mean(engine: Engine) -> None:

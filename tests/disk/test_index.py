@@ -73,18 +73,14 @@ def test_a_damaged_row_is_not_there(tmp_path: Path, row: str) -> None:
     assert index.find([key_of(1)]) == {}
 
 
-def test_a_name_that_is_no_segments_is_an_error_of_the_index(tmp_path: Path) -> None:
-    index = SegmentIndex(tmp_path)
-    index.add_segment("../escape", "model", 1, [])
-    with pytest.raises(sqlite3.DatabaseError, match="no segment"):
-        index.segments()
-
-
-def test_a_number_that_is_none_is_an_error_of_the_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "says"), [("../escape", "1", "no segment"), (segment("a"), "9e999", "infinity")]
+)
+def test_what_is_no_segments_is_an_error_of_the_index(tmp_path: Path, name: str, size: str, says: str) -> None:
     index = SegmentIndex(tmp_path)
     with sqlite3.connect(tmp_path / INDEX_NAME) as file:
-        file.execute("INSERT INTO segments VALUES (?, 'm', 9e999, 1)", (segment("a"),))
-    with pytest.raises(sqlite3.DatabaseError, match="infinity"):
+        file.execute(f"INSERT INTO segments VALUES (?, 'm', {size}, 1)", (name,))
+    with pytest.raises(sqlite3.DatabaseError, match=says):
         index.segments()
 
 

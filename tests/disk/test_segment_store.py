@@ -252,26 +252,18 @@ def test_while_another_process_holds_the_index_nothing_is_left_behind(
     assert segment_store.write("model", RECORDS) == 5, "it goes on where it was"
 
 
-def test_an_index_of_other_columns_is_made_again(tmp_path: Path) -> None:
-    segment_store = opened(tmp_path)
+@pytest.mark.parametrize("damage", ["other columns", "a word that is no text"])
+def test_an_index_that_cannot_be_used_is_made_again(tmp_path: Path, damage: str) -> None:
+    """SQLite's message cites the damaged word, which Python cannot decode: that is no sqlite3.Error."""
+    segment_store, file = opened(tmp_path), tmp_path / INDEX_NAME
     segment_store.write("model", RECORDS)
     segment_store.close()
-    with sqlite3.connect(tmp_path / INDEX_NAME) as file:
-        file.execute("ALTER TABLE records DROP COLUMN layout")
-        file.execute("ALTER TABLE records ADD COLUMN shapes")
-    segment_store = opened(tmp_path)
-    segment_store.write("model", [record(7)])
-    assert len(read_all(segment_store, [*RECORDS, record(7)])) == 7
-
-
-def test_an_index_of_which_sqlite_says_no_text_is_made_again(tmp_path: Path) -> None:
-    """Its message cites the damaged word, which Python cannot decode: that is no sqlite3.Error."""
-    segment_store = opened(tmp_path)
-    segment_store.write("model", RECORDS)
-    segment_store.close()
-    (tmp_path / INDEX_NAME).write_bytes(
-        (tmp_path / INDEX_NAME).read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE")
-    )
+    if damage == "other columns":
+        with sqlite3.connect(file) as index:
+            index.execute("ALTER TABLE records DROP COLUMN layout")
+            index.execute("ALTER TABLE records ADD COLUMN shapes")
+    else:
+        file.write_bytes(file.read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE"))
     segment_store = opened(tmp_path)
     segment_store.write("model", [record(7)])
     assert len(read_all(segment_store, [*RECORDS, record(7)])) == 7

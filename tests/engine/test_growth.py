@@ -43,13 +43,9 @@ def test_the_arena_begins_small_and_grows_up_to_its_limit(tiny: Any, theirs: Any
     answers = driver.answers(prompts, 30)
     assert answers[::5] == [tuple(theirs("llama", p, 30)) for p in prompts[::5]]
     after = driver.core.stats()
-    assert before.total_blocks < after.total_blocks <= 768 == after.kv_bytes_limit * 256 // before_limit(before)
+    per_256 = int(before.kv_bytes * 256 / 258)  # without the null and the scratch block
+    assert before.total_blocks < after.total_blocks <= 768 == after.kv_bytes_limit * 256 // per_256
     assert_nothing_lost(after)
-
-
-def before_limit(stats: Any) -> int:
-    """Bytes that 256 blocks take, without the null and the scratch block."""
-    return int(stats.kv_bytes * 256 / 258)
 
 
 def test_the_arena_does_not_grow_for_what_fits(tiny: Any) -> None:

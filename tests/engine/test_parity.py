@@ -53,18 +53,6 @@ def test_alone_and_in_a_batch_at_every_block_size(
     assert_all_same(model, prompts[::3], alone, wanted[::3])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_rows_that_lose_their_blocks_resume_with_the_same_tokens(
-    name: str, tiny: Any, judged: Callable[[str], Any], theirs: Any
-) -> None:
-    prompts = [tokens_of(n, seed=100 + n) for n in (9, 20, 3, 31)]
-    wanted = [theirs(name, p, 50) for p in prompts]
-    driver = Driver(tiny(name), tokens=104, max_rows=4)
-    assert_all_same(judged(name)[0], prompts, driver.answers(prompts, 50, ignore_eos=False), wanted)
-    assert driver.core.stats().preemptions > 0, "the arena must be too small for this test to say anything"
-    assert_nothing_lost(driver.core.stats())
-
-
 def test_scattered_rows_get_the_tokens_of_rows_in_one_run(tiny: Any, judged: Callable[[str], Any], theirs: Any) -> None:
     """Requests that end leave holes, and a long prompt takes several of them."""
     driver = Driver(tiny("llama"), tokens=320, max_rows=9)

@@ -86,6 +86,7 @@ SamplingParams(stop=5)
 engine = Engine("m")
 engine.generate(5)
 engine.generate("text", timeout="5")
+engine.conversation().ask("text", max_tokens="5")
 number: int = engine.decode([1])
 """
 
@@ -116,7 +117,7 @@ def test_a_type_checker_accepts_what_runs_and_nothing_else(tmp_path: Path) -> No
         text=True,
     )
     said = [line.split(":")[:2] for line in done.stdout.splitlines() if "error:" in line]
-    assert [int(line) for file, line in said if file == "wrong.py"] == [3, 4, 5, 7, 8, 9], done.stdout
+    assert [int(line) for file, line in said if file == "wrong.py"] == [3, 4, 5, 7, 8, 9, 10], done.stdout
     assert {file for file, _ in said} == {"wrong.py", *ways}, done.stdout
     refused = {ways[file][int(line) - 2] for file, line in said if file in ways}
     assert refused == {line for lines in ways.values() for line in lines if not runs(line)}

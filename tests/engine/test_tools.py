@@ -267,7 +267,7 @@ def test_what_cannot_call_tools_says_so(open_engine: Open) -> None:
         engine.generate(np.array([1, 2, 3]), tools=TOOLS)  # type: ignore[arg-type]
     messages: Any = {1: USER[0]}.values()
     assert engine.count_tokens(messages, SamplingParams(tools=TOOLS)) > engine.count_tokens(USER)
-    with pytest.raises(InvalidRequest, match="this model cannot call tools: its chat template reads none"):
+    with pytest.raises(InvalidRequest, match=r"cannot call tools: .*, and ask for an answer of a JSON schema$"):
         open_engine("toolless").generate(USER, tools=TOOLS)
 
 

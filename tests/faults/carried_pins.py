@@ -76,7 +76,7 @@ FAULTS = (
     Fault(
         "precision is no part of what is said",
         SETUP,
-        'f"{group.spec.kv_bits} bits" if group.spec.kv_bits else',
-        '"" if group.spec.kv_bits else',
+        'f"{bits} bits" if bits else',
+        '"" if bits else',
     ),
 )

@@ -79,10 +79,10 @@ FAULTS = (
     Fault(
         "a text has one token of an answer",
         SHORTAGE,
-        "            return 0\n        available_tokens, requested_tokens",
-        "            return 1\n        available_tokens, requested_tokens",
+        "            return 0\n        available_tokens =",
+        "            return 1\n        available_tokens =",
     ),
-    Fault("a text must leave room for an answer", SHORTAGE, "elif tokens > min(", "elif tokens >= min("),
+    Fault("a text must leave room for an answer", SHORTAGE, "elif tokens > (limit", "elif tokens >= (limit"),
     Fault("texts take rows", RUNNING, "return len(self.jobs) - self._texts", "return len(self.jobs)"),
     Fault("texts begin without bound", RUNNING, "return self._text_tokens < self.backoff.tokens", "return True"),
     Fault(

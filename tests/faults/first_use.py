@@ -1,4 +1,4 @@
-"""Faults of what a new user meets: launched agents, kept chats, long pastes, answers in a loop, and failed lines."""
+"""Faults of what a new user meets: launched agents, saved chats, long pastes, answers in a loop, and failed lines."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ FAULTS = (
         "result = call_function(self._find_function(call), call.arguments) if True",
     ),
     Fault("rounds have no end", ROUNDS, '"auto" if self._rounds_left and', '"auto" if'),
-    Fault("a call is required in every round", ROUNDS, "tool_choice=choice)", "tool_choice=self._params.tool_choice)"),
+    Fault("a call is required in every round", ROUNDS, "tool_choice=choice)", "tool_choice=self.params.tool_choice)"),
     Fault(
         "a turn that failed stays",
         "cortexmlx/sessions/conversation.py",

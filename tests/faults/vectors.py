@@ -46,9 +46,7 @@ FAULTS = (
     ),
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
     Fault("any name hides a mistyped adapter", MODELS, "self._may_name_adapter(name)):", "False):"),
-    Fault(
-        "the adapter is forgotten on the way", "cortexmlx/server/generation.py", "adapter=self._adapter", "adapter=None"
-    ),
+    Fault("the adapter is forgotten on the way", "cortexmlx/server/generation.py", "self._adapter}", "None}"),
     Fault(
         "the adapter of a line is forgotten",
         "cli/batch/run.py",

@@ -42,11 +42,6 @@ def tokens_of(text: str) -> list[tokenize.TokenInfo]:
     return list(tokenize.generate_tokens(io.StringIO(text).readline))
 
 
-def words_of(text: str) -> Iterator[str]:
-    """What is written in quotes, without blocks of code."""
-    yield from re.findall(r"`([^`\n]+)`", re.sub("```.*?```", "", text, flags=re.DOTALL))
-
-
 def prose_of(tokens: list[tokenize.TokenInfo]) -> Iterator[str]:
     """The docstrings and comments of a module: texts that begin a line of code."""
     begins = True
@@ -84,7 +79,7 @@ def test_names_in_quotes_are_those_of_something_that_is_there() -> None:
         for paths, where in ((MODULES, names.__getitem__), (PAGES, lambda _: every))
         for path in paths
         for prose in (prose_of(tokens[path]) if path in tokens else [path.read_text()])
-        for word in words_of(prose)
+        for word in re.findall(r"`([^`\n]+)`", re.sub("```.*?```", "", prose, flags=re.DOTALL))  # no blocks of code
         if not is_there(word, where(path))
     ]
     assert not stale, "\n".join(stale)

@@ -99,11 +99,18 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     fails(folder, ModelUnsupported, ".bin", "mlx_lm.convert")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\x00", '{"hidden_size": 3}', '{"model_type": 4}'])
-def test_a_broken_config(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("config.json", text) for text in ("", "{", "[]", "\x00", '{"hidden_size": 3}', '{"model_type": 4}')),
+        *(("tokenizer.json", text) for text in ("", "{", "{}", '{"model": 3}')),
+        ("generation_config.json", "[3]"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str) -> None:
     folder = write_folder(tmp_path / "m")
-    (folder / "config.json").write_text(content)
-    fails(folder, ModelCorrupt, "config.json")
+    (folder / name).write_text(content)
+    fails(folder, ModelCorrupt, "tokenizer" if name == "tokenizer.json" else name)
 
 
 def test_weights_that_do_not_fit_the_config(tmp_path: Path) -> None:
@@ -147,20 +154,6 @@ def test_code_of_its_own_is_not_run(tmp_path: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     fails(folder, ModelUnsupported, "evil.py")
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("content", ["", "{", "{}", '{"model": 3}'])
-def test_a_broken_tokenizer(tmp_path: Path, content: str) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "tokenizer.json").write_text(content)
-    fails(folder, ModelCorrupt, "tokenizer")
-
-
-def test_a_missing_tokenizer(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    fails(folder, ModelCorrupt, "tokenizer")
 
 
 def test_a_folder_with_only_a_sentencepiece_model_is_tokenized_by_sentencepiece(tmp_path: Path) -> None:
@@ -239,12 +232,6 @@ def test_the_parts_of_a_checkpoint_that_are_not_read_are_named() -> None:
         "its language part runs: images and audio are not read",
     )
     assert note_unread_inputs({"vision_config": None}) == ()
-
-
-def test_a_broken_list_of_end_tokens_is_named(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "generation_config.json").write_text(json.dumps([3]))
-    fails(folder, ModelCorrupt, "generation_config.json")
 
 
 def test_a_folder_of_the_hubs_cache_is_told_the_name_to_give(tmp_path: Path) -> None:

@@ -322,6 +322,15 @@ GUESSES: dict[str, Guess] = {
 }
 
 
+def test_an_engine_drafts_within_its_models_vocabulary(tiny: Any) -> None:
+    driver = Driver(tiny("llama"))
+    driver.add(PROMPTS[0], 30)
+    driver.step(3)
+    (job,) = driver.core.scheduler.jobs
+    driver.core.scheduler.set_drafts(job.id, [3, VOCAB, 3])
+    assert job.drafts == (3,)
+
+
 def answers(driver: Driver, wanted: list[tuple[int, ...]] | None = None, guess: str = "", **params: Any) -> Any:
     """Completions of all prompts. At two of three steps each row gets drafts of the answer that is wanted of it."""
     handles = [driver.add(prompt, 30, seed=i, **params) for i, prompt in enumerate(PROMPTS)]

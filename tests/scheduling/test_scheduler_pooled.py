@@ -66,8 +66,9 @@ def test_a_text_may_be_as_long_as_the_context_and_the_cache() -> None:
     stage = Stage(4, context_length=16)
     add_text(stage, [1] * 16)
     stage.shadow.finish(50)
-    with pytest.raises(PromptTooLong, match="the text has 17 tokens, and the model's context is 16"):
+    with pytest.raises(PromptTooLong, match="the text has 17 tokens, and the model's context is 16") as refusal:
         add_text(stage, [1] * 17)
+    assert (refusal.value.tokens, refusal.value.limit) == (17, 16)
 
 
 def test_a_text_is_computed_whole_where_answers_keep_a_part() -> None:

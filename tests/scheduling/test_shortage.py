@@ -96,12 +96,14 @@ def test_the_context_bounds_those_who_keep_all() -> None:
     assert whole.max_answer_tokens(40, 1000) == 60 and whole.max_answer_tokens(40, 50) == 11
     assert selective.max_answer_tokens(40, 44) == 2**31 - 41 and selective.max_answer_tokens(40, 43) == 4
     assert LengthLimits(100, 70, KeepPolicy(4, 20)).max_answer_tokens(40, 44) == 30
-    with pytest.raises(PromptTooLong, match="has at least 100 tokens and the model's context is 100"):
+    with pytest.raises(PromptTooLong, match="has at least 100 tokens and the model's context is 100") as refusal:
         whole.check_prompt(100, 1000, plain, at_least=True)
-    with pytest.raises(PromptTooLong, match="500 tokens and the KV cache holds 43"):
+    with pytest.raises(PromptTooLong, match="500 tokens and the KV cache holds 43") as cache_refusal:
         selective.check_prompt(500, 43, plain)
-    with pytest.raises(PromptTooLong, match="a request may have 70 with its answer"):
+    with pytest.raises(PromptTooLong, match="a request may have 70 with its answer") as request_refusal:
         LengthLimits(100, 70, KeepPolicy(4, 20)).check_prompt(70, 1000, plain)
+    numbers = [(each.value.tokens, each.value.limit) for each in (refusal, cache_refusal, request_refusal)]
+    assert numbers == [(100, 100), (500, 43), (70, 70)]
     selective.check_prompt(10_000, 44, plain)
     selective.check_prompt(45, 44, scored)
     with pytest.raises(PromptTooLong, match=r"46 tokens and a row keeps 44 at most .* leave keep_last out"):

@@ -214,7 +214,7 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
 
     for _ in range(3):  # each in a loop of its own
         asyncio.run(ask())
-    assert application.state.generation.open_requests == 0
+    assert application.state.generation.request_limiter.open_count == 0
     assert soon(lambda: idle(engine))
 
 

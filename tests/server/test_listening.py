@@ -117,7 +117,7 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
             thread.start()
         slow = stack.enter_context(socket.create_connection(listening._socket.getsockname(), timeout=PATIENCE))
         slow.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-        assert soon(lambda: application.state.generation.open_requests == 2 * len(BODIES) + 1)
+        assert soon(lambda: application.state.generation.request_limiter.open_count == 2 * len(BODIES) + 1)
         listening.stop()
         if twice:
             listening.stop()

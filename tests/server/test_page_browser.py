@@ -46,7 +46,7 @@ fs.writeFileSync(to, zlib.brotliDecompressSync(fs.readFileSync(from)));
 @contextmanager
 def browser() -> Iterator[Any]:
     """Start a Chromium: Playwright's `Browser`. Skips the test if this machine cannot have one."""
-    executable = _chromium() if _has_package() else None
+    executable = _chromium() if (platform.system(), platform.machine()) == ("Linux", "x86_64") else None
     if executable is None and platform.system() == "Linux":
         pytest.skip(f"there is no Chromium for {platform.system()} on {platform.machine()} in a package")
     _python_packages()
@@ -74,10 +74,6 @@ def _environment(executable: str | None) -> dict[str, str]:
     if executable is None or "not found" not in _run(["ldd", executable]):
         return dict(os.environ)
     return {**os.environ, "LD_LIBRARY_PATH": str(FOLDER / "chromium" / "lib")}
-
-
-def _has_package() -> bool:
-    return (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
 @contextmanager

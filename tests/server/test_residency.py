@@ -156,8 +156,8 @@ class Requests(RuleBasedStateMachine):
     def it_is_never_over_budget(self) -> None:
         if hasattr(self, "residency"):
             there = self.loaded | ({self.change.model} if self.change is not None else set())
-            assert there == {each for each in NAMES if self.residency.state_of_model(each) is not ModelState.UNLOADED}
-            assert sum(self.sizes[name] for name in there) <= self.budget
+            taken = {n for n in NAMES if self.residency.state_of_model(n) is not ModelState.UNLOADED}
+            assert taken == there and sum(self.sizes[name] for name in taken) <= self.budget
 
     @invariant()
     def something_is_done_for_those_who_wait(self) -> None:

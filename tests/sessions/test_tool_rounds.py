@@ -119,9 +119,9 @@ def test_after_the_last_round_the_model_is_held_to_an_answer(rounds: int, ran: i
 
 def test_a_choice_that_requires_a_call_is_for_the_first_round(engine: Engine) -> None:
     talk = engine.conversation()
-    said = dictated(engine, call("weather", city="Rome"), "Warm.", tools=[weather], tool_choice="required")
-    assert talk.ask("?", said, tools=[weather]).text == "Warm."
-    rounds = ToolRounds(SamplingParams(tools=[weather], tool_choice="required"), [weather], max_rounds=2)
+    said = dictated(engine, call("weather", city="Rome"), "Warm.")
+    assert talk.ask("?", said, tools=[weather], tool_choice="required").text == "Warm."
+    rounds = ToolRounds(SamplingParams(tools=[weather], tool_choice="required"), max_rounds=2)
     assert rounds.params.tool_choice == "required"
     answer = talk.ask("?", dictated(engine, "No."))
     rounds.run_calls(answer, None)

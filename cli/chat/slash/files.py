@@ -39,7 +39,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     if not name:
         saved_path = chat.saver.saved_path if chat.saver is not None else None
         raise InvalidRequest(
-            "/save needs a file name" + (f"; the chat is kept in {saved_path} anyway" if saved_path else "")
+            "/save needs a file name" + (f"; the chat is saved in {saved_path} anyway" if saved_path else "")
         )
     path = Path(os.path.expanduser(name.strip("\"'")))
     if os.path.isdir(path):
@@ -75,16 +75,16 @@ def copy_answer(chat: ChatSession, argument: str, console: Console) -> None:
     SlashCommand,
     "/load",
     "FILE|NAME",
-    "continue a file of messages, or a kept chat",
+    "continue a file of messages, or a saved chat",
     complete_values=lambda: saved_names(),
-    values_meaning="kept chat",
+    values_meaning="saved chat",
     takes_path=True,
 )
 def load(chat: ChatSession, argument: str, console: Console) -> None:
     """/load FILE or NAME: continue the conversation in that file."""
     if not argument:
         raise InvalidRequest(
-            f"/load needs a file, or the name of a kept chat: {newest_names_phrase()} (/chats lists all)"
+            f"/load needs a file, or the name of a saved chat: {newest_names_phrase()} (/chats lists all)"
         )
     try:
         path = find_chat(argument)
@@ -187,7 +187,7 @@ def format_mention(file: Attachment) -> str:
 _SHOWN = 20
 
 
-@partial(SlashCommand, "/chats", "[WORD]", "the chats that are kept, or those with WORD in their names")
+@partial(SlashCommand, "/chats", "[WORD]", "the saved chats, or those with WORD in their names")
 def list_chats(chat: ChatSession, argument: str, console: Console) -> None:
     """/chats [WORD]: list the newest saved chats, or those with the word in their names."""
     names = [name for name in saved_names() if argument.lower() in name.lower()]
@@ -195,7 +195,7 @@ def list_chats(chat: ChatSession, argument: str, console: Console) -> None:
     for name in names[:_SHOWN]:
         print_rows(console, [(f" {'*' if name == current_name else ' '}", to_single_line(name))], 3)
     if not names:
-        none = f"no kept chat has {argument!r} in its name" if argument else "no chats are kept yet"
+        none = f"no saved chat has {argument!r} in its name" if argument else "no chats are saved yet"
         return print_indented(console, none)
     if len(names) > _SHOWN:
         print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")

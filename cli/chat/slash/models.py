@@ -90,12 +90,8 @@ def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
             f"there is no adapter {name!r}{suggest_name(name, adapter_names)}: there are {name_list}. {_LOADS}"
         )
     chat.conversation.adapter = None if name == NO_ADAPTER and not loads else name
-    print_indented(console, f"{chat.engine.info.name} answers {_adapter_phrase(chat.conversation.adapter)} now")
-
-
-def _adapter_phrase(adapter: str | None) -> str:
-    """Return `with NAME`, or `alone` without an adapter."""
-    return "alone" if adapter is None else f"with {adapter}"
+    phrase = "alone" if chat.conversation.adapter is None else f"with {chat.conversation.adapter}"
+    print_indented(console, f"{chat.engine.info.name} answers {phrase} now")
 
 
 @partial(
@@ -142,7 +138,7 @@ def _print_info(chat: ChatSession, console: Console) -> None:
     if info.draft is not None:
         lines["draft model"] = f"{info.draft.name}, {format_bytes(info.draft.weight_bytes)}"
     if chat.saver is not None and chat.saver.saved_path is not None:
-        lines["chat"] += f", kept as {chat.saver.saved_path.stem}"
+        lines["chat"] += f", saved as {chat.saver.saved_path.stem}"
     print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)
 
 

@@ -28,7 +28,7 @@ def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
     chat.conversation.clear()
     chat.attached_files.clear()
     chat.save_in_new_file()
-    note = "the conversation is empty again" + (f"; what was said is kept as {saved_name}" if saved_name else "")
+    note = "the conversation is empty again" + (f"; what was said is saved as {saved_name}" if saved_name else "")
     print_indented(console, note)
 
 
@@ -40,8 +40,8 @@ def undo_turn(chat: ChatSession, argument: str, console: Console) -> None:
     if questions := [message.get("content", "") for message in question_messages if message["role"] == "user"]:
         chat.undone_question = questions[0]
     texts = [Question.from_content(message.get("content", "")).text for message in question_messages]
-    text = "\n".join(_typed_text(chat, each) for each in texts)
-    note = f"took back: {_first_line(text)}" if question_messages else "there is nothing to take back"
+    first, _, rest = "\n".join(_typed_text(chat, each) for each in texts).partition("\n")
+    note = f"took back: {first}{' ...' if rest else ''}" if question_messages else "there is nothing to take back"
     print_indented(console, note)
 
 
@@ -111,11 +111,6 @@ def _last_question(chat: ChatSession, error_message: str) -> tuple[Question, boo
 def _typed_text(chat: ChatSession, text: str) -> str:
     """Return what the user typed for a message, without the texts of the files in it."""
     return chat.typed_texts.get(text, text)
-
-
-def _first_line(text: str) -> str:
-    first, _, rest = text.partition("\n")
-    return first + (" ..." if rest else "")
 
 
 # /tools: the functions that the model may call.

@@ -87,7 +87,9 @@ def _end_descendants() -> None:
         _send_signal(pid, signal.SIGCONT)
     start = time.monotonic()
     while time.monotonic() - start < LONGEST_SECONDS:
-        _reap_children()
+        with suppress(ChildProcessError):  # take the exit codes of those that have ended
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         table = _process_table()
         family = {p: group for p, group in (family | _descendants(table)).items() if table.get(p, (0, -1))[1] == group}
         if not family:
@@ -131,12 +133,6 @@ def _read_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
     except OSError:
         return None
     return None if state == "Z" else (int(pid), (int(parent), int(group)))
-
-
-def _reap_children() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _send_signal(pid: int, number: signal.Signals) -> None:

@@ -127,7 +127,7 @@ def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> 
         raise HandshakeError(HandshakeFault.KEY)
 
     reason = judge(hello, _decode_identity(packed))
-    verdict = _encode_verdict(reason or "")
+    verdict = (reason or "").encode()[:SAID_BYTES]
     yield _proof(key, b"verdict", transcript + verdict) + LENGTH.pack(len(verdict)) + verdict
     if reason is not None:
         raise HandshakeError(HandshakeFault.REFUSED, reason)
@@ -204,8 +204,3 @@ def _decode_identity(packed: bytes) -> dict[str, str]:
         texts.append(packed[LENGTH.size : LENGTH.size + length].decode(errors="replace"))
         packed = packed[LENGTH.size + length :]
     return dict(zip(texts[::2], texts[1::2], strict=False))
-
-
-def _encode_verdict(verdict: str) -> bytes:
-    """Encode a verdict, cut to the longest that is allowed."""
-    return verdict.encode()[:SAID_BYTES]

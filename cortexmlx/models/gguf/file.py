@@ -244,7 +244,10 @@ def _parse_header(reader: _HeaderReader) -> GGUFHeader:
         if name in tensors:
             raise reader.damage_error(f"tensor {name!r} appears twice")
         tensors[name] = _make_tensor_info(reader, name, shape, type_number, data_start, offset)
-    _check_overlap(reader, tensors)
+    sorted_tensors = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for previous, current in itertools.pairwise(sorted_tensors):
+        if previous.offset + previous.nbytes > current.offset:
+            raise reader.damage_error(f"tensors {previous.name!r} and {current.name!r} overlap")
     return GGUFHeader(reader.path, metadata, tensors)
 
 
@@ -284,14 +287,6 @@ def _make_tensor_info(
             f"the file has {reader.size}. Download the file again."
         )
     return TensorInfo(reader.path, name, shape, type_name, start, nbytes)
-
-
-def _check_overlap(reader: _HeaderReader, tensors: dict[str, TensorInfo]) -> None:
-    """Raise ModelCorrupt if two tensors share bytes."""
-    sorted_tensors = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    for previous, current in itertools.pairwise(sorted_tensors):
-        if previous.offset + previous.nbytes > current.offset:
-            raise reader.damage_error(f"tensors {previous.name!r} and {current.name!r} overlap")
 
 
 # Typed look-ups in a GGUF header. A missing or wrong value is one clear error.

@@ -123,7 +123,11 @@ def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[
                 weights[f"{module}.biases"] = value.biases
         else:
             weights[parameter] = value
-    model = _build_plain_model(header, description)
+    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
+    try:
+        model = arch.Model(arch.ModelArgs.from_dict(description.config))
+    except (ArithmeticError, ValueError, RuntimeError) as error:  # numbers that no model has, such as a base of 1
+        raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     _replace_packed_layers(header, model, packed, dtype)
@@ -136,15 +140,6 @@ def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[
     model.eval()
     mx.eval(model.parameters())
     return model
-
-
-def _build_plain_model(header: GGUFHeader, description: ModelDescription) -> Any:
-    """Build mlx-lm's model of the description, with unquantized layers and without the file's weights."""
-    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
-    try:
-        return arch.Model(arch.ModelArgs.from_dict(description.config))
-    except (ArithmeticError, ValueError, RuntimeError) as error:  # numbers that no model has, such as a base of 1
-        raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
 
 
 def _read_parameters(
@@ -302,16 +297,11 @@ def _check_no_missing_tensors(header: GGUFHeader, description: ModelDescription)
     layer_numbers = {int(match[1]) for name in header.tensors if (match := _LAYER_TENSOR.match(name))}
     if len(layer_numbers) != layers or max(layer_numbers) != layers - 1:
         raise ModelCorrupt(f"{header.path.name} says it has {layers} layers and holds tensors of {len(layer_numbers)}.")
-    required = _required_global_tensors(architecture)
+    required = ["token_embd", "output_norm", *(["output"] if architecture.head is OutputHead.OWN else [])]
     required += [f"blk.{layer}.{part}" for layer in range(layers) for part in architecture.modules]
     missing = [part for part in required if f"{part}.weight" not in header.tensors]
     if missing:
         raise ModelCorrupt(f"{header.path.name} lacks {len(missing)} tensors, for example {missing[0]!r}.")
-
-
-def _required_global_tensors(architecture: Architecture) -> list[str]:
-    """Return the names of the tensors outside of layers that the architecture must have."""
-    return ["token_embd", "output_norm", *(["output"] if architecture.head is OutputHead.OWN else [])]
 
 
 # Quantized layers whose scales are finer than the activations. They compute in float32, and return the activations'

@@ -251,17 +251,13 @@ class TensorFiles:
 
         `rows` gives, for each place, the stored row (of the first dimension) that belongs there.
         """
-        raw = self._tensor_bytes(info)
+        raw = np.frombuffer(self._map_file(info.path), np.uint8, info.nbytes, info.offset)
         if rows is not None:
             raw = raw.reshape(len(rows), -1)[np.array(rows)].reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged file's scales may be anything
             tensor = (_read_packed if info.type_name in PACKED_TYPES else _read_unpacked)(info, raw, dtype)
         self._release_pages(info)
         return tensor
-
-    def _tensor_bytes(self, info: TensorInfo) -> Bytes:
-        """Return the tensor's bytes in the mapped file."""
-        return np.frombuffer(self._map_file(info.path), np.uint8, info.nbytes, info.offset)
 
     def _map_file(self, path: Path) -> mmap.mmap:
         """Return the memory map of a file, which is opened at the first call."""

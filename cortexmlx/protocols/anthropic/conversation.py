@@ -148,8 +148,10 @@ class _ConversationBuilder:
                         results.append(result)
                     else:
                         orphans += result.texts
-                elif (piece := self._read_piece(block, strict=is_newest)) or kind == "text":
-                    (results[-1].remarks if results else texts).append(piece)
+                else:
+                    piece = read_image(block, "", self._images, strict=is_newest) or read_part(block)
+                    if piece or kind == "text":
+                        (results[-1].remarks if results else texts).append(piece)
         texts = [*orphans, *texts]
         if not results:
             self._turns += recent_turns
@@ -188,10 +190,6 @@ class _ConversationBuilder:
         if not self.has_turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role, index))
         return self._turns[-1]
-
-    def _read_piece(self, block: Mapping[str, Any], *, strict: bool) -> Piece:
-        """Return the text of a user's block, or its image."""
-        return read_image(block, "", self._images, strict=strict) or read_part(block)
 
     def _read_result(self, index: int, block: Mapping[str, Any]) -> _Turn:
         """Convert a `tool_result` block into a turn: of a tool, or of the user if the conversation lacks its call."""

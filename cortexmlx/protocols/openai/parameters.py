@@ -4,7 +4,8 @@ template.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -142,10 +143,17 @@ def build_sampling_params(
         if type(values.get(name)) is int and values[name] == -1
     }
     stops = {"stop": [each for each in values["stop"] if each != ""]} if isinstance(values.get("stop"), list) else {}
-    try:
+    with name_field_as_sent(fields):
         return replace(defaults, **{**values, **limits, **stops})
+
+
+@contextmanager
+def name_field_as_sent(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Context in which an InvalidRequest of a parameter names the field of a body's `fields` that set the parameter."""
+    try:
+        yield
     except InvalidRequest as error:
-        names = (alias for alias, name in _OTHER_NAMES if name == error.field and alias in fields)
+        names = (alias for alias, name in _OTHER_NAMES if name == error.field and fields.get(alias) is not None)
         error.field = next(names, error.field)
         raise
 
@@ -267,11 +275,6 @@ def read_stream_fields(fields: Mapping[str, Any], params: SamplingParams) -> dic
     return {"stream": stream, "include_usage": include_usage, "usage_so_far": include_usage and so_far}
 
 
-def _to_stop_list(value: Any) -> Any:
-    """Return `stop` as a list of texts, also if it is one text."""
-    return [value] if isinstance(value, str) else value
-
-
 def _to_bias_map(value: Any) -> dict[int, Any]:
     """Return `logit_bias` with token ids as integers. Raises InvalidRequest."""
     try:
@@ -284,13 +287,17 @@ def _to_bias_map(value: Any) -> dict[int, Any]:
 _REASONING_FIELDS = ("effort", "enabled", "exclude", "generate_summary", "max_tokens", "summary")
 _CONTINUOUS_USAGE = "continuous_usage_stats"
 _UNLIMITED_VALUES: Mapping[str, int | None] = {"top_k": 0, "max_tokens": None, "max_thinking_tokens": None}
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {"stop": _to_stop_list, "logit_bias": _to_bias_map}
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "stop": lambda value: [value] if isinstance(value, str) else value,
+    "logit_bias": _to_bias_map,
+}
 _OTHER_NAMES = (
     *ALIASES.items(),
     ("max_output_tokens", "max_tokens"),
     ("num_predict", "max_tokens"),
     ("top_logprobs", "logprobs"),
     ("stop_sequences", "stop"),
+    *((name, "structured") for name in ("text", *FORM_FIELDS)),
 )
 """Pairs of a name that a body may use and the parameter that an error names."""
 
@@ -314,12 +321,9 @@ def read_structured(fields: Mapping[str, Any]) -> dict[str, StructuredOutput | N
     if name in PEER_FORMATS:
         return {"structured": _make_naming_field(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
     value = require_type(name, fields[name], dict, "an object")
+    read = _read_structured_outputs if name == "structured_outputs" else read_response_format
     with prefix_error_field(name):
-        return {
-            "structured": _read_structured_outputs(value)
-            if name == "structured_outputs"
-            else read_response_format(value)
-        }
+        return {"structured": read(value)}
 
 
 def read_response_format(value: Mapping[str, Any]) -> StructuredOutput | None:

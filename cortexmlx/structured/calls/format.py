@@ -171,7 +171,8 @@ class CallFormat(ABC):
         alternatives = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
         return [
             f"calls: {self.calls_opening} call {more_calls if several else ''} {end}",
-            *_choice_rules("call", alternatives),
+            f"call: {' | '.join(f'call_{number}' for number in range(len(alternatives)))}",
+            *(f"call_{number}: {alternative}" for number, alternative in enumerate(alternatives)),
         ]
 
     def _separator_rule(self, specials: Specials) -> str:
@@ -328,12 +329,6 @@ def _skip_sign(reader: AnswerReader, sign: str) -> Reading[None]:
     yield from reader.skip_blanks()
 
 
-def _choice_rules(name: str, alternatives: Sequence[str]) -> list[str]:
-    """Return the rules of a choice between alternatives, each with a rule of its own."""
-    rules = [f"{name}_{number}: {alternative}" for number, alternative in enumerate(alternatives)]
-    return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(alternatives)))}", *rules]
-
-
 def _call_ids(key: str, make: Callable[[str], str]) -> Iterator[str]:
     """Yield an id for each call of an answer, made of `key` and the call's number."""
     number = 0
@@ -406,7 +401,8 @@ class _SchemaCheck:
         allowed_values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(allowed_values, list):
             self._steps += len(allowed_values)
-            if not any(_equal_values(value, each) for each in allowed_values):
+            # As JSON, where true is not 1.
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed_values):
                 return f"{location} is {_short_text(value)}, which is none of the values that are listed"
         return ""
 
@@ -472,11 +468,6 @@ class _SchemaCheck:
 def _has_type(value: object, kind: str) -> bool:
     """Return whether a value has a type of JSON Schema. A float without fraction is an integer, too."""
     return has_json_type(value, kind) or (kind == "integer" and isinstance(value, float) and value.is_integer())
-
-
-def _equal_values(first: object, second: object) -> bool:
-    """Return whether two values are equal as JSON, where true is not 1."""
-    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _short_text(value: object) -> str:

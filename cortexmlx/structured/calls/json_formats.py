@@ -141,8 +141,8 @@ class Llama(CallFormat):
         """See `CallFormat.grammar`. Raises InvalidRequest for an answer that may be a form or calls: both are JSON."""
         if text and calls.callable_tools:
             raise InvalidRequest(
-                "this model writes calls as JSON without a tag, so `structured` and `tools` cannot be told apart: ask "
-                "for one of them",
+                "this model writes calls as JSON without a tag, so calls of `tools` and an answer of a form cannot be "
+                "told apart: ask for one of them",
                 field="structured",
             )
         rules = [f"answer: {text or 'free_text'}"]
@@ -284,7 +284,8 @@ class Harmony(CallFormat):
         if calls.callable_tools:
             alternatives.append(f"({preamble} preamble)? calls")
             rules = [*self._call_rules(calls, specials), *lark.text_up_to_rules("preamble", f"{END}{START}", specials)]
-        rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {_free_text_terminal()}"]
+        tags = "|".join(lark.escape_regex(each) for each in (HARMONY_CHANNEL, MESSAGE, START, END, HARMONY_CALL))
+        rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{lark.ANY}({tags}){lark.ANY}/"]
         schemas = [
             each
             for number, tool in enumerate(calls.callable_tools)
@@ -324,9 +325,3 @@ class Harmony(CallFormat):
                 raise NotACall(f"{header!r} is no channel")
             reader.end_calls()
         yield from reader.read_text_up_to()
-
-
-def _free_text_terminal() -> str:
-    """Return the terminal of free text without any of the tags that separate messages."""
-    tags = "|".join(lark.escape_regex(each) for each in (HARMONY_CHANNEL, MESSAGE, START, END, HARMONY_CALL))
-    return f"/{lark.ANY}/ & ~/{lark.ANY}({tags}){lark.ANY}/"

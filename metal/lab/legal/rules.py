@@ -204,17 +204,13 @@ def _check_space_is_named(node: TreeNode) -> Iterator[Complaint]:
                 f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {_SPACES}",
             )
     elif node.kind in _RETURNING:
-        if _lacks_space(cursor.result_type) and not _has_deduced_result(cursor):
+        if _lacks_space(cursor.result_type) and "auto" not in str(cursor.result_type.spelling):
             yield Complaint(
                 node.line,
                 f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {_SPACES}",
             )
     elif node.kind in _CASTS and _lacks_space(cursor.type) and not _is_deduced(cursor):
         yield Complaint(node.line, f"a cast to a pointer or reference that names no address space: add {_SPACES}")
-
-
-def _has_deduced_result(cursor: Any) -> bool:
-    return "auto" in str(cursor.result_type.spelling)
 
 
 def _check_method_call(node: TreeNode) -> Iterator[Complaint]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.lab.sim import abi
-from cortexmlx.metal.lab.sim.buffers import MAX_THREADS, STACK_BYTES, BufferSpec, LaunchSpec, Triple, device_memory
+from cortexmlx.metal.lab.sim.buffers import MAX_THREADS, STACK_BYTES, BufferSpec, LaunchSpec, device_memory
 from cortexmlx.metal.lab.sim.findings import describe, limit_finding, unwritten_finding
 from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding, LaunchReport
 from cortexmlx.metal.lab.sim.settings import SimSettings, record
@@ -26,10 +26,6 @@ class LaunchResult:
 
     outputs: tuple[npt.NDArray[np.uint8], ...]
     report: LaunchReport
-
-
-def _clip_to_grid(grid: Triple, threadgroup: Triple) -> Triple:
-    return tuple(min(g, t) for g, t in zip(grid, threadgroup, strict=True))  # type: ignore[return-value]
 
 
 def _limit_findings(of: LaunchSpec) -> list[Finding]:
@@ -78,7 +74,7 @@ def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Laun
         raise KernelFault(
             f"{dispatch.kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension"
         )
-    threadgroup = _clip_to_grid(grid, threadgroup)
+    threadgroup = (min(grid[0], threadgroup[0]), min(grid[1], threadgroup[1]), min(grid[2], threadgroup[2]))
     if found := _limit_findings(replace(dispatch, threadgroup=threadgroup)):
         raise KernelFault("\n".join(map(str, found)))
     memory = device_memory()

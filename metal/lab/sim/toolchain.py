@@ -130,10 +130,6 @@ def _hook_flags() -> list[str]:
     return [part for key, value in _HOOKS.items() for part in ("-mllvm", f"-{key}={value}")]
 
 
-def _native_flags() -> list[str]:
-    return ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else ["-mcpu=native"]
-
-
 def _file_stamp(path: str) -> str:
     status = os.stat(os.path.realpath(path))
     return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
@@ -150,7 +146,8 @@ def find_compiler() -> Clang:
     for candidate in candidates:
         path = shutil.which(candidate) if candidate else None
         if path and _is_recent_enough((path,)):
-            return Clang((path, *_native_flags()), (path, "-shared"), _file_stamp(path))
+            native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+            return Clang((path, native), (path, "-shared"), _file_stamp(path))
     package = importlib.util.find_spec("ziglang")
     if package is not None:
         zig = str(Path(next(iter(package.submodule_search_locations or [])), "zig"))  # `python -m ziglang` starts twice
@@ -174,15 +171,11 @@ def mlx_headers() -> Path:
     raise ToolchainMissing("the installed mlx brings no Metal headers (mlx/include): install mlx 0.32 from its wheel")
 
 
-def _include_flags() -> list[str]:
-    return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
-
-
 def kernel_flags(build: Build) -> list[str]:
     """Return the flags that compile a kernel."""
     start = "-ftrivial-auto-var-init=" + ("zero" if build is Build.ZEROED else "pattern")
     how = [*_CHECKED, *_hook_flags()] if build is Build.CHECKED else _UNCHECKED
-    return [*_KERNEL, start, *how, *_include_flags()]
+    return [*_KERNEL, start, *how, "-isystem", str(SHIM), "-isystem", str(mlx_headers())]
 
 
 # Built libraries, and the cache.
@@ -306,13 +299,8 @@ def _runtime_object() -> Path:
 def _run_compiler(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise KernelCompileError(_shorten_diagnostics(done.stderr))
-
-
-def _shorten_diagnostics(diagnostics: str) -> str:
-    """Return a message with the first lines of the compiler's output."""
-    kept = [line for line in diagnostics.splitlines() if line.strip() and " generated." not in line]
-    return "the kernel does not compile:\n" + "\n".join(kept[:40])
+        kept = [line for line in done.stderr.splitlines() if line.strip() and " generated." not in line]
+        raise KernelCompileError("the kernel does not compile:\n" + "\n".join(kept[:40]))
 
 
 def _store(built: Path, target: Path) -> None:

@@ -12,11 +12,7 @@ from cortexmlx.bench.replay.texts import AnswerKind, ReplayText, make_text
 
 def encode(text: str) -> Sequence[int]:
     """A word or a sign is a token."""
-    return [hash_of(piece) for piece in re.findall(r"\w+|\W", text)]
-
-
-def hash_of(piece: str) -> int:
-    return int.from_bytes(piece.encode(), "big")
+    return [int.from_bytes(piece.encode(), "big") for piece in re.findall(r"\w+|\W", text)]
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -85,7 +85,7 @@ def test_messages_of_somebody_else_are_resumed_and_left_as_they_are(
 
 def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", "--resume", "-m", "fake"]) == 1
-    assert capsys.readouterr().err == "error: no chat 'last' is kept: there are none yet\n"
+    assert capsys.readouterr().err == "error: no chat 'last' is saved: there are none yet\n"
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_a_chat_without_any_engine_keeps_its_words_and_takes_another_model(
     assert errors[0] == "error: fake cannot be opened again: no memory is left."
     assert "no model is open" in errors[1] and len(errors) >= 4
     path = hosted.saver.path if hosted.saver is not None else None
-    there = f"the chat is kept in {path}" if kept else "/save FILE keeps the chat"
+    there = f"the chat is saved in {path}" if kept else "/save FILE keeps the chat"
     assert f"no model is open: /model NAME opens one, and the chat goes on. Until then, {there}" in printed(screen)
     assert file.is_file() and [m["content"] for m in hosted.conversation.messages] == ["one", "You said: one"]
     ChatLoop(hosted, Typed("/model org/other", "three"), screen, InterruptHandler(), pretty=False).run("")

@@ -73,7 +73,7 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
         ("// a comment", "You said: // a comment"),
         (" /clear", "You said:  /clear"),
         ("/set quiet", "figures below an answer: quiet"),
-        ("quit", "kept: cortexmlx chat --resume"),
+        ("quit", "saved: cortexmlx chat --resume"),
     ]
     with Terminal("--no-history", columns=200, lines=50) as terminal:
         terminal.wait_for_prompt()
@@ -260,7 +260,7 @@ def test_a_full_disk_ends_neither_the_chat_nor_its_lines() -> None:
         for word in ("one", "two"):
             terminal.enter(word, FIGURES)
         said = " ".join(" ".join(terminal.lines()).split())  # where lines break is the path's length's affair
-        assert "You said: two" in said and "Traceback" not in said and said.count("the chat is not kept") == 1
+        assert "You said: two" in said and "Traceback" not in said and said.count("the chat is not saved") == 1
 
 
 # -- A chat beside a model of it: what was said after any order of commands, and what is kept of it -------------------

@@ -1,4 +1,4 @@
-"""`cortexmlx chats`: kept chats are listed, renamed and deleted, and nothing else ever is."""
+"""`cortexmlx chats`: saved chats are listed, renamed and deleted, and nothing else ever is."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_they_are_listed_the_newest_first(kept: Path, capsys: pytest.CaptureFixt
 def test_without_chats_it_says_so(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in kept.iterdir():
         path.unlink()
-    assert run(["chats"]) == 0 and "no chats are kept yet" in capsys.readouterr().err
+    assert run(["chats"]) == 0 and "no chats are saved yet" in capsys.readouterr().err
     assert run(["chats", "--json"]) == 0 and json.loads(capsys.readouterr().out)["chats"] == []
 
 

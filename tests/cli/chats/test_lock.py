@@ -1,4 +1,4 @@
-"""The lock of a kept chat: one holder at a time, in this process or another, until it ends."""
+"""The lock of a saved chat: one holder at a time, in this process or another, until it ends."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_chat_that_begins_with_a_file_is_named_by_what_was_typed(session: Chat
 
 
 def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no chat 'last' is kept: there are none yet"):
+    with pytest.raises(InvalidRequest, match="no chat 'last' is saved: there are none yet"):
         find_chat(LAST)
     folder = state_folder() / "chats"
     folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(
     }
     assert list(found.values()) == ["2026-11-03-c", "2026-11-03-c", "2026-11-02-b", "mine"]
     assert find_chat("03").stem == "2026-11-03-c" and find_chat("BC 11").stem == "2026-11-02-bc"
-    with pytest.raises(InvalidRequest, match="no chat 'x' is kept: the newest are 2026-11-03-c, 2026-11-02-b, "):
+    with pytest.raises(InvalidRequest, match="no chat 'x' is saved: the newest are 2026-11-03-c, 2026-11-02-b, "):
         find_chat("x")
     for unclear, found in (
         ("2026", "3 chats, name one: 2026-11-03-c, 2026"),
@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytes
     session.saver = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
-    assert capsys.readouterr().err.count("the chat is not kept (--no-save says so)") == 1
+    assert capsys.readouterr().err.count("the chat is not saved (--no-save says so)") == 1
     assert len(session.conversation.messages) == 4
 
 
@@ -136,7 +136,7 @@ def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
         others.load(file)
         said[file.stem] = [m["content"] for m in others.messages if m["role"] == "user"]
     assert said == {path.stem: ["one", "two", "five"], f"{path.stem}-2": ["one", "three", "four"]}
-    assert capsys.readouterr().err.count(f"{path.stem} is open in another chat: this one is kept as") == 1
+    assert capsys.readouterr().err.count(f"{path.stem} is open in another chat: this one is saved as") == 1
     path.unlink()
     session.ask(Question("six"))
     assert path.exists(), "who removes a chat while it goes on gets it again"
@@ -168,7 +168,7 @@ def test_chats_that_are_kept_at_the_same_moment_have_a_file_each(
     assert len({keeper.path for keeper in resumed}) == 6 and resumed[0].path is not None
     for path in {keeper.path for keeper in (*new, *resumed)}:
         assert path is not None and path.exists(), "every one of them is written"
-    assert capsys.readouterr().err.count("is open in another chat: this one is kept as") == 6
+    assert capsys.readouterr().err.count("is open in another chat: this one is saved as") == 6
 
 
 def test_a_disk_that_takes_for_ever_lets_no_two_chats_write_one_file(
@@ -243,7 +243,7 @@ def test_a_file_that_may_not_be_written_to_stays_as_it_is(
     session.ask(Question("three"))
     assert path.read_bytes() == before
     assert session.saver.path is not None and session.saver.path.stem == f"{path.stem}-2"
-    assert capsys.readouterr().err.count(f"{path.stem} may not be written to: this one is kept as {path.stem}-2") == 1
+    assert capsys.readouterr().err.count(f"{path.stem} may not be written to: this one is saved as {path.stem}-2") == 1
 
 
 def test_the_last_chat_is_the_last_after_the_clock_was_put_back(session: ChatSession) -> None:
@@ -261,7 +261,7 @@ def test_the_last_chat_is_the_last_after_the_clock_was_put_back(session: ChatSes
 def test_a_folder_or_a_pipe_is_no_chat(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "no file")):
-        with pytest.raises(InvalidRequest, match=f"{path} is {what}, and a chat is kept in a file"):
+        with pytest.raises(InvalidRequest, match=f"{path} is {what}, and a chat is saved in a file"):
             find_chat(str(path))
 
 
@@ -271,7 +271,7 @@ def test_what_is_no_file_any_more_is_no_chat() -> None:
     (folder / "gone.json").symlink_to("/nowhere/at/all")
     (folder / "there.json").touch()
     assert find_chat(LAST).stem == "there"
-    with pytest.raises(InvalidRequest, match="no chat '~nobody-of-that-name/x' is kept: the newest are there"):
+    with pytest.raises(InvalidRequest, match="no chat '~nobody-of-that-name/x' is saved: the newest are there"):
         find_chat("~nobody-of-that-name/x")
 
 
@@ -336,7 +336,7 @@ def test_a_chat_that_could_not_be_written_is_not_said_to_be_kept(
         session.ask(Question("two"))
         assert session.saver.saved_path is None
         run_command("/clear", session, screen)
-        assert "kept" not in printed(screen)
+        assert "saved" not in printed(screen)
         session.ask(Question("three"))
         assert session.saver.saved_path is None
     session.ask(Question("four"))
@@ -352,6 +352,6 @@ def test_a_folder_that_cannot_be_looked_into_ends_no_chat(
     session.saver = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
-    assert capsys.readouterr().err.count("the chat is not kept") == 1
+    assert capsys.readouterr().err.count("the chat is not saved") == 1
     assert session.saver.saved_path is None and len(session.conversation.messages) == 4
     assert [*completions("/load ", BY_NAME)] == []

@@ -8,6 +8,7 @@ import zlib
 from collections import deque
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import example, given, settings
 
 from cortexmlx.execution.serial_runner import COUNTING_GROUPS, SingleSequenceCache
@@ -192,19 +193,11 @@ def test_a_text_that_leaves_the_last_one_early_takes_over_what_they_share() -> N
     machine.check()
 
 
-def test_what_came_before_the_last_text_is_gone() -> None:
-    machine = Machine(8, 40, 64, True, True)
-    for theme in (0, 1, 0):
+@pytest.mark.parametrize(("shares", "themes"), [(True, (0, 1, 0)), (False, (0, 0))])
+def test_what_came_before_the_last_text_or_is_not_shared_is_gone(shares: bool, themes: tuple[int, ...]) -> None:
+    machine = Machine(8, 40, 64, True, shares)
+    for theme in themes:
         job = machine.ask(THEMES[theme][:40], 4)
-        machine.finish()
-        assert job.cached == 0
-    machine.check()
-
-
-def test_without_sharing_everything_is_computed_anew() -> None:
-    machine = Machine(8, 20, 64, True, False)
-    for _ in range(2):
-        job = machine.ask(THEMES[0][:30], 4)
         machine.finish()
         assert job.cached == 0
     machine.check()

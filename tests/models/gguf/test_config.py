@@ -17,31 +17,25 @@ from support.gguf.models import metadata, refused, tensors, write_model
 from support.gguf.writer import Uint32, write_gguf
 
 
-def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
-    refused(tmp_path, ModelUnsupported, "'mamba'", header=metadata("mamba"))
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (metadata("mamba"), "'mamba'"),
+        (metadata(llama__rope__scaling__type="longrope", llama__rope__scaling__factor=2.0), "'longrope'"),
+        (
+            metadata(llama__rope__scaling__type="yarn", llama__rope__scaling__yarn_log_multiplier=0.1),
+            "yarn_log_multiplier",
+        ),
+        (metadata(llama__rope__dimension_count=Uint32(8)), "part of each head"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, header: dict[str, Any], says: str) -> None:
+    refused(tmp_path, ModelUnsupported, says, header=header)
 
 
 def test_experts_of_an_architecture_that_has_none_are_refused(tmp_path: Path) -> None:
     header = metadata("qwen2", qwen2__expert_count=Uint32(8))
     refused(tmp_path, ModelUnsupported, "experts", "qwen2", architecture="qwen2", header=header)
-
-
-def test_unknown_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
-    refused(
-        tmp_path,
-        ModelUnsupported,
-        "'longrope'",
-        header=metadata(llama__rope__scaling__type="longrope", llama__rope__scaling__factor=2.0),
-    )
-
-
-def test_an_unknown_setting_of_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
-    header = metadata(llama__rope__scaling__type="yarn", llama__rope__scaling__yarn_log_multiplier=0.1)
-    refused(tmp_path, ModelUnsupported, "yarn_log_multiplier", header=header)
-
-
-def test_partial_rotation_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ModelUnsupported, "part of each head", header=metadata(llama__rope__dimension_count=Uint32(8)))
 
 
 @pytest.mark.parametrize("key", ["llama.block_count", "llama.context_length", "tokenizer.ggml.tokens"])

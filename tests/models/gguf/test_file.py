@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,13 +41,6 @@ def test_metadata_and_tensors_are_read_as_written(tmp_path: Path) -> None:
     assert all(t.offset % 32 == 0 for t in header.tensors.values())
 
 
-def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf", {"t": ["plain", "xyz"]}, {})
-    path.write_bytes(path.read_bytes().replace(b"xyz", b"\xe2\x82z"))
-    with pytest.raises(ModelCorrupt, match=r"'t'.*UTF-8"):
-        read_gguf_header(path)
-
-
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf"):
         read_gguf_header(tmp_path / "none.gguf")
@@ -81,17 +75,20 @@ def test_rows_that_do_not_fill_their_blocks_are_corrupt(tmp_path: Path) -> None:
         read_gguf_header(path)
 
 
-def test_a_tensor_named_twice_is_corrupt(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf", {}, {"ww": ("F32", (8,), bytes(32)), "wx": ("F32", (8,), bytes(32))})
-    path.write_bytes(path.read_bytes().replace(b"wx", b"ww"))
-    with pytest.raises(ModelCorrupt, match="twice"):
-        read_gguf_header(path)
-
-
-def test_a_key_named_twice_is_corrupt(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf", {"kk": 1, "kx": 2}, {})
-    path.write_bytes(path.read_bytes().replace(b"kx", b"kk"))
-    with pytest.raises(ModelCorrupt, match="'kk' appears twice"):
+@pytest.mark.parametrize(
+    ("values", "names", "written", "read", "says"),
+    [
+        ({"t": ["plain", "xyz"]}, (), b"xyz", b"\xe2\x82z", r"'t'.*UTF-8"),
+        ({"kk": 1, "kx": 2}, (), b"kx", b"kk", "'kk' appears twice"),
+        ({}, ("ww", "wx"), b"wx", b"ww", "'ww' appears twice"),
+    ],
+)
+def test_damaged_texts_and_names_that_come_twice_are_named(
+    tmp_path: Path, values: dict[str, Any], names: tuple[str, ...], written: bytes, read: bytes, says: str
+) -> None:
+    path = write_gguf(tmp_path / "a.gguf", values, {name: ("F32", (8,), bytes(32)) for name in names})
+    path.write_bytes(path.read_bytes().replace(written, read))
+    with pytest.raises(ModelCorrupt, match=says):
         read_gguf_header(path)
 
 

@@ -16,21 +16,6 @@ from support.gguf.models import metadata, tensors, write_model
 from support.gguf.writer import write_gguf
 
 
-def test_unknown_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    stored = tensors("F32") | {"blk.0.attn_sinks.weight": ("F32", (4,), bytes(16))}
-    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    with pytest.raises(ModelUnsupported, match="attn_sinks"):
-        load_model(path)
-
-
-def test_a_missing_tensor_is_corrupt(tmp_path: Path) -> None:
-    stored = tensors("F32")
-    del stored["blk.1.ffn_up.weight"]
-    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    with pytest.raises(ModelCorrupt, match=r"blk\.1\.ffn_up"):
-        load_model(path)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_the_names_are_those_of_the_parameters_of_mlx_lm(tmp_path: Path, architecture: str, tied: bool) -> None:
@@ -48,19 +33,21 @@ def test_the_names_are_those_of_the_parameters_of_mlx_lm(tmp_path: Path, archite
     assert names["blk.1.attn_q.weight"] == "model.layers.1.self_attn.q_proj.weight"
 
 
-def test_a_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
-    stored = tensors("F32")
-    stored["blk.0.attn_k.weight"] = stored["blk.0.attn_q.weight"]
-    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    with pytest.raises(ModelCorrupt, match=r"'blk\.0\.attn_k\.weight' has the shape \(64, 64\), not \(32, 64\)"):
-        load_model(path)
-
-
-@pytest.mark.parametrize("number", ["00", "9" * 5000, "\u0660"])
-def test_a_layer_is_counted_in_plain_numbers(tmp_path: Path, number: str) -> None:
-    """Else two tensors could be one layer's, and the last one read would be used."""
-    stored = tensors("F32")
-    stored[f"blk.{number}.attn_q.weight"] = stored["blk.0.attn_q.weight"]
-    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    with pytest.raises(ModelUnsupported, match="has a tensor"):
-        load_model(path)
+@pytest.mark.parametrize(
+    ("name", "of", "error", "says"),
+    [
+        ("blk.1.ffn_up", None, ModelCorrupt, r"blk\.1\.ffn_up"),
+        ("blk.0.attn_sinks", "blk.0.attn_norm", ModelUnsupported, "attn_sinks"),
+        ("blk.0.attn_k", "blk.0.attn_q", ModelCorrupt, r"'blk\.0\.attn_k\.weight' has .* \(64, 64\), not \(32, 64\)"),
+        # Else two tensors could be one layer's, and the last one read would be used.
+        *((f"blk.{n}.attn_q", "blk.0.attn_q", ModelUnsupported, "has a tensor") for n in ("00", "9" * 5000, "\u0660")),
+    ],
+    ids=["missing", "unknown", "another shape", "00", "a long number", "another script"],
+)
+def test_tensors_that_are_missing_unknown_or_of_other_shapes_are_named(
+    tmp_path: Path, name: str, of: str | None, error: type[Exception], says: str
+) -> None:
+    stored = {key: stored for key, stored in tensors("F32").items() if key != f"{name}.weight"}
+    stored |= {} if of is None else {f"{name}.weight": stored[f"{of}.weight"]}
+    with pytest.raises(error, match=says):
+        load_model(write_gguf(tmp_path / "tiny.gguf", metadata(), stored))

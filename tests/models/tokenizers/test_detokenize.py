@@ -10,24 +10,10 @@ from cortexmlx.models.tokenizers.detokenize import (
     ByteDetokenizer,
     LeadingSpace,
     PieceDetokenizer,
-    StreamingDetokenizer,
     TokenPiece,
     WindowDetokenizer,
 )
-
-
-def shown(detokenizer: StreamingDetokenizer, tokens: list[int]) -> list[str]:
-    """What each token made certain, then what the end did."""
-    segments = []
-    for token in tokens:
-        detokenizer.add_token(token)
-        segments.append(detokenizer.last_segment)
-        assert detokenizer.text == "".join(segments)
-    detokenizer.finalize()
-    segments.append(detokenizer.last_segment)
-    assert detokenizer.text == "".join(segments) and detokenizer.tokens == tokens
-    return segments
-
+from support.streaming import shown
 
 PIECES = st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=12)
 

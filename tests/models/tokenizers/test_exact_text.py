@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.folder import use_exact_detokenizer
+from support.streaming import streamed
 
 
 def wrapped(kind: Any, core: Tokenizer | None = None) -> TokenizerWrapper:
@@ -41,15 +42,6 @@ def of_bytes() -> Tokenizer:
 
 
 EXACT = use_exact_detokenizer(wrapped(BPEStreamingDetokenizer))
-
-
-def streamed(wrapper: Any, ids: list[int]) -> str:
-    detokenizer = wrapper.detokenizer
-    for token in ids:
-        detokenizer.add_token(token)
-    detokenizer.finalize()
-    text: str = detokenizer.text
-    return text
 
 
 @given(st.lists(st.integers(0, 257), max_size=20))

@@ -168,14 +168,11 @@ def test_what_only_code_can_read_is_refused_by_the_name_of_its_file(
     refused(folder, ModelUnsupported, *words)
 
 
-def test_a_folder_without_any_is_told_so(folder: Path) -> None:
+@pytest.mark.parametrize("settings", [True, False])
+def test_a_folder_without_a_tokenizer_is_told_so(folder: Path, settings: bool) -> None:
     (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    refused(folder, ModelCorrupt, "has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it")
-
-
-def test_settings_without_the_tokenizer_itself_are_told_so(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
+    if not settings:
+        (folder / "tokenizer_config.json").unlink()
     refused(folder, ModelCorrupt, "has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it")
     (folder / "tokenizer.json").mkdir()
     refused(folder, ModelCorrupt, "tokenizer.json is a folder, and should be a file")

@@ -17,23 +17,12 @@ from cortexmlx.models.tokenizers.folder import load_sentencepiece_folder
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from support.effort import THOROUGH, examples
 from support.models.sentencepieces import KINDS, TEXTS, judge, trained
+from support.streaming import streamed
 
 
 @lru_cache
 def ours(kind: str) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(trained(kind), SpecialTokens())
-
-
-def streamed(tokenizer: SentencePieceTokenizer, ids: list[int]) -> str:
-    detokenizer = tokenizer.detokenizer
-    seen = ""
-    for token in ids:
-        detokenizer.add_token(token)
-        seen += detokenizer.last_segment
-    detokenizer.finalize()
-    seen += detokenizer.last_segment
-    assert detokenizer.text == seen
-    return seen
 
 
 @settings(max_examples=900 if THOROUGH else 60, deadline=None)
@@ -68,16 +57,6 @@ def test_control_tokens_are_written_out_or_skipped() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == core.decode(ids) == "Hello world"
     assert tokenizer.decode(ids) == "<s>Hello world</s>"
     assert streamed(tokenizer, ids) == "<s>Hello world</s>"
-
-
-def test_half_a_character_is_never_shown() -> None:
-    tokenizer, core = ours("llama"), judge("llama")
-    detokenizer = tokenizer.detokenizer
-    shown = []
-    for token in [core.piece_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()] + core.encode("a"):
-        detokenizer.add_token(token)
-        shown.append(detokenizer.last_segment)
-    assert shown[:4] == ["", "", "", "🙂"]
 
 
 # -- A folder with tokenizer.model: plain text as sentencepiece cuts it, special tokens as the settings say -----------

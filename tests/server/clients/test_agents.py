@@ -76,10 +76,6 @@ class Agent:
         return answer
 
 
-def _json_lines(said: str) -> list[Any]:
-    return [json.loads(line) for line in said.splitlines()]
-
-
 CODEX = Agent(
     "Codex",
     ".codex/config.toml",
@@ -88,7 +84,7 @@ CODEX = Agent(
     lambda file: [call("exec_command", cmd=f"cat {FILE}"), call("exec_command", cmd=_PATCH)],
     lambda said: [
         one["item"]["text"]
-        for one in _json_lines(said)
+        for one in map(json.loads, said.splitlines())
         if one["type"] == "item.completed" and one["item"]["type"] == "agent_message"
     ][-1],
 )

@@ -55,35 +55,20 @@ def test_the_lines_of_the_page_are_answered(section: str, serving: Any, home: Ho
     assert ran(serving(answer), home, section) == {"shown": HELLO + "\n"}
 
 
-def test_langchain_asks(serving: Any, home: Home) -> None:
-    assert ran(serving(answer), home, "LangChain", "langchain") == {
-        "shown": HELLO + "\n",
-        "stream": HELLO,
-        "calls": RAIN_IN,
-        "form": PERSON,
-        "form_of_a_call": PERSON,
-        "responses": HELLO,
-    }
+FORMS = {"form": PERSON, "form_of_a_call": PERSON}
 
 
-def test_langchain_asks_by_the_protocol_of_anthropic(serving: Any, home: Home) -> None:
-    results = ran(serving(answer), home, "anthropic", "langchain_anthropic_package")
-    assert results == {"shown": HELLO + "\n", "stream": HELLO, "calls": RAIN_IN}
-
-
-def test_litellm_asks(serving: Any, home: Home) -> None:
-    results = ran(serving(answer), home, "litellm", "litellm_package")
-    assert results == {"shown": HELLO + "\n", "stream": HELLO, "calls": RAIN, "form": PERSON}
-
-
-def test_pydantic_ai_asks(serving: Any, home: Home) -> None:
-    assert ran(serving(answer), home, "pydantic-ai", "pydantic_ai_package") == {
-        "shown": HELLO + "\n",
-        "stream": HELLO,
-        "calls": RAIN_IN,
-        "form_of_a_call": PERSON,
-        "form": PERSON,
-    }
+@pytest.mark.parametrize(
+    ("section", "program", "results"),
+    [
+        ("LangChain", "langchain", {"calls": RAIN_IN, **FORMS, "responses": HELLO}),
+        ("anthropic", "langchain_anthropic_package", {"calls": RAIN_IN}),
+        ("litellm", "litellm_package", {"calls": RAIN, "form": PERSON}),
+        ("pydantic-ai", "pydantic_ai_package", {"calls": RAIN_IN, **FORMS}),
+    ],
+)
+def test_packages_ask(section: str, program: str, results: dict[str, Any], serving: Any, home: Home) -> None:
+    assert ran(serving(answer), home, section, program) == {"shown": HELLO + "\n", "stream": HELLO, **results}
 
 
 def test_instructor_asks(serving: Any, home: Home) -> None:

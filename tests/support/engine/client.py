@@ -226,7 +226,7 @@ def talks(engine: Engine, folder: Path) -> None:
     assert_type(talk.ask(question, timeout=600), Completion)
     assert_type(engine.generate(ChatPrompt(MESSAGES, {}), SHORT).raw_text, str)
     print(talk.thinking, talk.template_vars, engine.info.template_vars)
-    with talk.stream("And then?") as reply:
+    with talk.stream("And then?", top_k=5) as reply:
         assert_type(reply, Reply)
         for event in reply:
             print(event.thinking, event.text, end="")
@@ -234,8 +234,7 @@ def talks(engine: Engine, folder: Path) -> None:
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
     print(talk.adapter, talk.template_vars, talk.unsent, talk.count("And now?"), talk.make_room(8), talk.markdown())
-    several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
-    talk.choose(talk.ask("Which one?", several).others[0])
+    talk.choose(talk.ask("Which one?", max_tokens=4, temperature=1.0, n=2, ignore_eos=True).others[0])
     try:  # the tiny model cannot call
         talk.ask("And?", tools=[repeated], approve=lambda call: bool(call.name), on_event=hear, max_rounds=2)
     except InvalidRequest as error:
@@ -333,7 +332,7 @@ def fails(engine: Engine) -> None:
         try:
             engine.generate(prompt)
         except (InvalidRequest, PromptTooLong) as error:
-            assert isinstance(error, kind)
+            assert isinstance(error, kind) and (isinstance(error, InvalidRequest) or error.tokens > error.limit)
     try:
         engine.generate("the cat", SamplingParams(max_tokens=2000, ignore_eos=True), timeout=0.001)
     except RequestTimeout as error:

@@ -18,7 +18,6 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.structured.matcher import fill_masks
 from cortexmlx.types.request import Completion, FinishReason
-from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE
 from support.models.quantized_models import gap_of
@@ -52,11 +51,6 @@ def tie_size(
         if chosen >= set(candidates):
             return size
     return None
-
-
-def plain_row(params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int]) -> SamplingRow:
-    """How a token of an answer is chosen, without the caller's functions."""
-    return SamplingRow(params, seed, tuple(prompt), list(output))
 
 
 def _changes(vocab: int, candidates: tuple[int, int]) -> np.ndarray:
@@ -167,7 +161,8 @@ class Compared:
         if self.kind.kv_bits is not None:
             gap = gap_of(model, text, tokens[:1], tokens[1:], self.kind.kv_bits, 32)
             return "two codes" if gap is not None and gap[1] < NOISE else None
-        row = plain_row(asked.sampling, answer_seed(asked.seed, other.index), asked.prompt, before)
+        seed, prompt = answer_seed(asked.seed, other.index), tuple(asked.prompt)
+        row = SamplingRow(asked.sampling, seed, prompt, list(before))  # without the caller's functions
         size = tie_size(model, text, row, self._mask(asked, before), tokens)
         return None if size is None else f"{size:g}"
 

@@ -36,7 +36,7 @@ def test_tab_tells_kept_chats_from_files(session: ChatSession) -> None:
     session.saver = ChatSaver()
     session.ask(Question("one"))
     assert session.saver.path is not None
-    assert [*completions("/load ", BY_NAME)] == [(session.saver.path.stem, 0, "kept chat")]
+    assert [*completions("/load ", BY_NAME)] == [(session.saver.path.stem, 0, "saved chat")]
 
 
 def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:
@@ -61,7 +61,7 @@ def test_a_cleared_chat_is_empty_and_what_was_said_is_kept(session: ChatSession,
     assert first is not None
     run_command("/reset", session, screen)
     assert session.conversation.messages == () and session.saver.path is None
-    assert printed(screen) == f"  the conversation is empty again; what was said is kept as {first.stem}\n"
+    assert printed(screen) == f"  the conversation is empty again; what was said is saved as {first.stem}\n"
 
 
 def test_tokens_tell_what_is_not_read_any_more(session: ChatSession, screen: Console) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import io
-import json
 import os
 import re
 from dataclasses import replace
@@ -102,13 +101,6 @@ def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen:
     assert (session.conversation.messages, session.conversation.system) == (said, "Be brief.")
 
 
-def test_messages_of_the_openai_api_are_loaded(session: ChatSession, screen: Console, tmp_path: Path) -> None:
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "a"}]
-    (tmp_path / "talk.json").write_text(json.dumps(messages))
-    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
-    assert session.conversation.system == "S" and session.conversation.messages == (messages[1],)
-
-
 def test_variables_of_another_model_do_not_fail_every_turn(
     session: ChatSession, screen: Console, tmp_path: Path
 ) -> None:
@@ -127,7 +119,7 @@ def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen
     session.ask(Question("one"))
     first = session.saver.path
     assert first is not None
-    with pytest.raises(InvalidRequest, match=f"/save needs a file name; the chat is kept in {re.escape(str(first))}"):
+    with pytest.raises(InvalidRequest, match=f"/save needs a file name; the chat is saved in {re.escape(str(first))}"):
         run_command("/save", session, screen)
     run_command("/clear", session, screen)
     session.ask(Question("two"))
@@ -138,7 +130,7 @@ def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen
     assert files == {"one": 2, "two": 2, "one-2": 2}
     with pytest.raises(InvalidRequest, match="/load needs a file, or the name"):
         run_command("/load", session, screen)
-    with pytest.raises(InvalidRequest, match=r"no chat 'llama3' is kept.*\(a model: /model llama3\)"):
+    with pytest.raises(InvalidRequest, match=r"no chat 'llama3' is saved.*\(a model: /model llama3\)"):
         run_command("/load llama3", session, screen)
 
 
@@ -171,7 +163,7 @@ def test_a_file_that_never_fits_is_refused_with_its_numbers(
 
 def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:
     run_command("/chats", session, screen)
-    assert printed(screen).splitlines() == ["  no chats are kept yet"]
+    assert printed(screen).splitlines() == ["  no chats are saved yet"]
     session.saver = ChatSaver()
     session.ask(Question("monads"))
     for number in range(25):
@@ -182,8 +174,8 @@ def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, s
     said = printed(screen).splitlines()
     assert said[1].startswith(" * ") and said[1].endswith("-monads")
     assert "  and 6 older: /chats WORD finds them" in said
-    assert said[-1] == "  no kept chat has 'nothing' in its name"
+    assert said[-1] == "  no saved chat has 'nothing' in its name"
     with pytest.raises(
-        InvalidRequest, match="/load needs a file, or the name of a kept chat: the newest are 2026-01-01-"
+        InvalidRequest, match="/load needs a file, or the name of a saved chat: the newest are 2026-01-01-"
     ):
         run_command("/load", session, screen)
