@@ -32,7 +32,7 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--against", "mlx-lm", "-p", "0", "-n", "0"], 1, "nothing to measure"),
         (["--against", "mlx-lm", "-p", "0", "-n", "0", "-b", "4"], 1, "nothing to measure"),
         (["--against", "mlx-lm", "-d", "40000"], 1, "the model's context is 32768: lower"),
-        (["--against", "mlx-lm", "-p", "8,8"], 2, "names a number twice"),
+        (["--against", "mlx-lm", "-p", "8", "-p", "8"], 2, "names a number twice"),
         (["--against", "mlx-lm", "--suite", "serving", "-b", "2"], 2, "sizes of their own"),
         (["--against", "mlx-lm", "--suite", "serving", "-n", "16"], 2, "sizes of their own"),
         (["--suite", "serving"], 2, "add --against mlx-lm"),
