@@ -19,6 +19,7 @@ from cortexmlx.cli.batch.resume import RunIdentity, skip_done
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
 from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_lines
+from cortexmlx.cli.limits import FORM_CUT
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
@@ -136,7 +137,9 @@ def batch(
         bool, typer.Option("--ordered/--unordered", help="In the end in the order of IN, or as they finish.")
     ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="With --resume: ask again what failed.")] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="With --resume: ask again what failed or was cut.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     system: options.System = None,
@@ -271,7 +274,10 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
         console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
-        console.print_note(f"{subject} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
+        again = (
+            "--resume --retry-errors with a larger -n asks again" if files.is_regular_file else "-n allows more tokens"
+        )
+        console.print_note(f"{subject} {FORM_CUT}: `notes` in OUT says which, and {again}")
     remaining_count = 0 if total is None else total - len(files.done_keys) - run.done_count
     if remaining_count > 0 and files.is_regular_file:
         console.print_note(f"{remaining_count} left: the same command with --resume goes on")

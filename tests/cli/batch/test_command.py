@@ -87,10 +87,23 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     note = ["the answer ends before the form is whole: max_tokens ended it"]
     assert "notes" not in whole and cut["notes"] == cut["others"][0]["notes"] == note
     assert own["response"]["body"]["choices"][0]["notes"] == note
-    assert "3 answers end before the form is whole: `notes` in OUT says which" in capsys.readouterr().err
+    said = "`notes` in OUT says which, and --resume --retry-errors with a larger -n asks again"
+    assert f"3 answers end before the form is whole: {said}\n" in capsys.readouterr().err
     source.write_text(json.dumps(free))
     assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
     assert "notes" not in records(out)[0] and "form" not in capsys.readouterr().err
+
+
+def test_answers_whose_form_was_cut_are_asked_again_with_more_tokens(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('!say {}\n!say { "a": 1 }\n')
+    line = ["batch", "fake", str(source), "-o", str(out), "--format", "lines", "--schema", "json", "-n"]
+    assert run([*line, "2"]) == 0 and ["notes" in record for record in records(out)] == [False, True]
+    assert run([*line, "99", "--resume"]) == 1
+    assert "(max_tokens): use the same, with --retry-errors ask what was cut, or " in capsys.readouterr().err
+    assert run([*line, "99", "--resume", "--retry-errors"]) == 0
+    assert [record["text"] for record in records(out)] == ["{}", '{ "a": 1 }'] and len(fakes.engine.seen) == 1
 
 
 def test_openai_records_have_the_shape_of_the_openai_batch_api_and_it_is_said_who_answered(
