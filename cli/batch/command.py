@@ -202,6 +202,8 @@ def batch(
             if read_elsewhere is not None and (reason := engines.why_no_images(engine)):
                 raise InvalidRequest(f"images were to be read (--images-from, --fetch-images), but {reason}")
             check_variables(engine, variables)
+            if params.form is not None:  # refused now, and not by every line
+                engine.submit("?", replace(params, max_tokens=1)).cancel()
             reader.restrict_variables(engine.info.known_vars)
             reader.enable_images(engine.check_image if engine.sees_images else None, read_elsewhere)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
