@@ -16,8 +16,7 @@ from cortexmlx.cli.batch.resume import BatchRunFile, RunIdentity, side_paths
 from cortexmlx.cli.files.outputs import (
     STDOUT,
     ExistingFileMode,
-    check_extension,
-    check_output,
+    check_batch_output,
     check_side_files,
     descriptor_of,
     file_size,
@@ -228,8 +227,7 @@ class BatchFiles:
     def __init__(self, output: Path, errors: Path | None, mode: ExistingFileMode, source: str) -> None:
         for path, option in ((output, "-o"), (errors, "--errors")):
             if path is not None and path != STDOUT:
-                check_output(path, option, source, mode)
-                check_extension(path, option, mode)
+                check_batch_output(path, option, source, mode)
         if errors is not None and _is_same_file(output, errors):
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
         if output != STDOUT:
