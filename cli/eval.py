@@ -15,7 +15,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED
-from cortexmlx.cli.terminal.text import to_json
+from cortexmlx.cli.terminal.text import format_duration, to_json
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -127,19 +127,17 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
     if not console.is_terminal(sys.stderr):
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn())
     with Progress(*columns, console=console.stderr(), transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
         def show(result: Perplexity) -> None:
             description = f"perplexity {result.perplexity:.4f} · {result.tokens_per_second:.0f} tok/s"
+            if result.windows >= 2 * ROWS:  # windows end together, and the first ones wait for what is prepared once
+                seconds_left = result.seconds / result.windows * (result.all_windows - result.windows)
+                description += f" · {format_duration(seconds_left)} left"
             bar.update(task, description=description, total=result.all_windows, completed=result.windows)
 
         yield show
