@@ -312,15 +312,15 @@ class ModelPool:
         self._report_event(f"loaded {model.name} in {self._clock() - start_time:.1f} s")
 
     def _fail_load(self, name: str, cause: BaseException) -> None:
-        """Record a failed load and fail the requests that wait for the model."""
+        """Record a failed load and fail the requests that wait for the model. `acquire` tells the cause by itself."""
+        if not self._is_closing and self._on_progress is None:
+            self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
         with self._condition:
             client_error = cannot_load_error(name, cause, self._retries.record_failure(name, cause, self._clock()))
             for ticket in self._residency.fail_load():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
                     wait.fail(client_error, cause)
             self._hand_out(self._residency.grant_requests())
-        if not self._is_closing:
-            self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
 
     def _unload(self, name: str) -> None:
         """Close a model's engine and free its memory."""
