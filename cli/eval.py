@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
-UNSUPPORTED_OPTIONS = (
-    *options.PER_REQUEST,
-    "draft",
-    "kv_store",
-    "kv_store_bytes",
-    "keep_first",
-    "keep_last",
-    "speculate",
-)
+UNSUPPORTED_OPTIONS = (*options.PER_REQUEST, *options.STORE, "draft", "keep_first", "keep_last", "speculate")
 """Options that do not apply: a text is scored whole, no two windows begin alike, and nothing is generated."""
 
 MAX_TEXT_BYTES = 64 << 20
@@ -107,8 +99,7 @@ def read_text(source: str) -> str:
     if len(data) > MAX_TEXT_BYTES:
         raise InvalidRequest(
             f"{name} has more than {format_bytes(MAX_TEXT_BYTES)}, which would take very long: score a part of it, "
-            "such as "
-            f"`head -c 1000000 FILE | cortexmlx eval MODEL -`"
+            "such as `head -c 1000000 FILE | cortexmlx eval MODEL -`"
         )
     if b"\0" in data:
         raise InvalidRequest(f"{name} is no text: it has a NUL at byte {data.index(0)}")

@@ -109,9 +109,8 @@ class BatchStatusLine:
         answered_count = run.done_count - run.failed_count  # most errors come at once and say nothing about the others
         if self._total is not None and answered_count > 0:
             remaining_count = max(self._total - done_count, 0)
-            seconds_left = run.last_answer_seconds / answered_count * remaining_count - (
-                elapsed_seconds - run.last_answer_seconds
-            )  # counts down until the next one is done
+            expected_seconds = run.last_answer_seconds * (1 + remaining_count / answered_count)
+            seconds_left = expected_seconds - elapsed_seconds  # counts down until the next one is done
             parts.append(f"{format_duration(max(seconds_left, 0.0))} left")
         return " · ".join(parts)
 
@@ -251,9 +250,8 @@ def finish_complete_run(
 def print_done_before(files: BatchFiles) -> None:
     """Print how many records existed before this run."""
     if files.done_keys:
-        failed_note = (
-            f", {len(files.failed_keys)} of them errors: --retry-errors asks them again" if files.failed_keys else ""
-        )
+        failed_count = len(files.failed_keys)
+        failed_note = f", {failed_count} of them errors: --retry-errors asks them again" if failed_count else ""
         console.print_note(f"{len(files.done_keys)} were there already{failed_note}")
 
 

@@ -190,16 +190,12 @@ def _complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
     """Yield each line of a file with its JSON object, or with None if it is no object. Leave the last line out unless
     it is an object and ends with a line break.
     """
-    previous_line: bytes | None = None
+    previous_line = b""
     for line in file:
-        if previous_line is not None:
+        if previous_line:
             yield previous_line, _parse_object(previous_line)
         previous_line = line
-    if (
-        previous_line is not None
-        and previous_line.endswith(b"\n")
-        and (record := _parse_object(previous_line)) is not None
-    ):
+    if previous_line.endswith(b"\n") and (record := _parse_object(previous_line)) is not None:
         yield previous_line, record
 
 

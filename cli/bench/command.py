@@ -61,7 +61,15 @@ LOG_SECONDS = 10.0
 def progress_display() -> Iterator[Callable[[str], None]]:
     """Show on stderr what is being measured: yield a function that takes the name of what runs now."""
     if not console.is_terminal(sys.stderr):
-        yield _ThrottledLog()
+        next_time = time.monotonic() + LOG_SECONDS
+
+        def log(message: str) -> None:
+            nonlocal next_time
+            if time.monotonic() >= next_time:
+                console.print_note(message)
+                next_time = time.monotonic() + LOG_SECONDS
+
+        yield log
         return
     from rich.text import Text
 
@@ -71,18 +79,6 @@ def progress_display() -> Iterator[Callable[[str], None]]:
             status.update(Text(to_single_line(message)))
 
         yield update
-
-
-class _ThrottledLog:
-    """A progress log that prints at most one line every `LOG_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._next_time = time.monotonic() + LOG_SECONDS
-
-    def __call__(self, message: str) -> None:
-        if time.monotonic() >= self._next_time:
-            console.print_note(message)
-            self._next_time = time.monotonic() + LOG_SECONDS
 
 
 # The sections of `cortexmlx bench`, and the options that each takes. Other options are refused, not ignored.
