@@ -38,7 +38,7 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--suite", "serving"], 2, "add --against mlx-lm"),
         (["--case", "pp512"], 2, "says nothing to --suite basic"),
         (["--against", "mlx-lm", "--block-size", "16,32"], 2, "takes one number here"),
-        (["--block-size", "33"], 2, "33 is none of"),
+        (["--block-size", "16,33"], 2, "33 is none of 8, 16, 32"),
         (["-r", "0"], 2, "-r"),
         (["-p", "1000000000000", "-r", "1"], 1, "the model's context is 32768"),
         (
