@@ -15,7 +15,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED
-from cortexmlx.cli.terminal.text import to_json
+from cortexmlx.cli.terminal.text import format_duration, to_json
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
-UNSUPPORTED_OPTIONS = (
-    *options.PER_REQUEST,
-    "draft",
-    "kv_store",
-    "kv_store_bytes",
-    "keep_first",
-    "keep_last",
-    "speculate",
-)
+UNSUPPORTED_OPTIONS = (*options.PER_REQUEST, *options.STORE, "draft", "keep_first", "keep_last", "speculate")
 """Options that do not apply: a text is scored whole, no two windows begin alike, and nothing is generated."""
 
 MAX_TEXT_BYTES = 64 << 20
@@ -107,8 +99,7 @@ def read_text(source: str) -> str:
     if len(data) > MAX_TEXT_BYTES:
         raise InvalidRequest(
             f"{name} has more than {format_bytes(MAX_TEXT_BYTES)}, which would take very long: score a part of it, "
-            "such as "
-            f"`head -c 1000000 FILE | cortexmlx eval MODEL -`"
+            "such as `head -c 1000000 FILE | cortexmlx eval MODEL -`"
         )
     if b"\0" in data:
         raise InvalidRequest(f"{name} is no text: it has a NUL at byte {data.index(0)}")
@@ -127,19 +118,17 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
     if not console.is_terminal(sys.stderr):
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn())
     with Progress(*columns, console=console.stderr(), transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
         def show(result: Perplexity) -> None:
             description = f"perplexity {result.perplexity:.4f} · {result.tokens_per_second:.0f} tok/s"
+            if result.windows >= 2 * ROWS:  # windows end together, and the first ones wait for what is prepared once
+                seconds_left = result.seconds / result.windows * (result.all_windows - result.windows)
+                description += f" · {format_duration(seconds_left)} left"
             bar.update(task, description=description, total=result.all_windows, completed=result.windows)
 
         yield show

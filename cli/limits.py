@@ -39,6 +39,9 @@ def cut_reason(completion: Completion, params: SamplingParams, engine: Engine) -
     return f"stopped: {describe_limit(engine)} is full"
 
 
+FORM_CUT = "before the form is whole"
+
+
 def incomplete_form_note(completion: Completion, params: SamplingParams, end_reason: str = "") -> str:
     """Return a note on answers with incomplete structured output; empty if none. `end_reason`: why the first ended."""
     form, answers = params.form, (completion, *completion.others)
@@ -49,7 +52,7 @@ def incomplete_form_note(completion: Completion, params: SamplingParams, end_rea
     reason = end_reason or (
         "a stop text ended it" if incomplete_answers[0].finish_reason is FinishReason.STOP else "max_tokens ended it"
     )
-    return f"{subject} before the form is whole: {reason}"
+    return f"{subject} {FORM_CUT}: {reason}"
 
 
 def _is_complete(answer: Completion, form: StructuredOutput) -> bool:

@@ -155,7 +155,8 @@ def _default_text(parameter: inspect.Parameter, info: Any) -> str:
     if isinstance(value, bool):
         yes, _, no = _option_names(parameter, info).strip("`").partition("/")
         return f"`{yes if value else no}`" if no else ""
-    return "" if value is None else f"`{value.value if isinstance(value, Enum) else value}`"
+    value = ",".join(value) if isinstance(value, list) else value.value if isinstance(value, Enum) else value
+    return "" if value is None else f"`{value}`"
 
 
 def _help_text(parameter: inspect.Parameter, info: Any) -> str:

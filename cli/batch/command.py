@@ -19,6 +19,7 @@ from cortexmlx.cli.batch.resume import RunIdentity, skip_done
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
 from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_lines
+from cortexmlx.cli.limits import FORM_CUT
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
@@ -108,9 +109,8 @@ class BatchStatusLine:
         answered_count = run.done_count - run.failed_count  # most errors come at once and say nothing about the others
         if self._total is not None and answered_count > 0:
             remaining_count = max(self._total - done_count, 0)
-            seconds_left = run.last_answer_seconds / answered_count * remaining_count - (
-                elapsed_seconds - run.last_answer_seconds
-            )  # counts down until the next one is done
+            expected_seconds = run.last_answer_seconds * (1 + remaining_count / answered_count)
+            seconds_left = expected_seconds - elapsed_seconds  # counts down until the next one is done
             parts.append(f"{format_duration(max(seconds_left, 0.0))} left")
         return " · ".join(parts)
 
@@ -136,7 +136,9 @@ def batch(
         bool, typer.Option("--ordered/--unordered", help="In the end in the order of IN, or as they finish.")
     ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="With --resume: ask again what failed.")] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="With --resume: ask again what failed or was cut.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     system: options.System = None,
@@ -199,6 +201,8 @@ def batch(
             if read_elsewhere is not None and (reason := engines.why_no_images(engine)):
                 raise InvalidRequest(f"images were to be read (--images-from, --fetch-images), but {reason}")
             check_variables(engine, variables)
+            if params.form is not None:  # refused now, and not by every line
+                engine.submit("?", replace(params, max_tokens=1)).cancel()
             reader.restrict_variables(engine.info.known_vars)
             reader.enable_images(engine.check_image if engine.sees_images else None, read_elsewhere)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
@@ -246,9 +250,8 @@ def finish_complete_run(
 def print_done_before(files: BatchFiles) -> None:
     """Print how many records existed before this run."""
     if files.done_keys:
-        failed_note = (
-            f", {len(files.failed_keys)} of them errors: --retry-errors asks them again" if files.failed_keys else ""
-        )
+        failed_count = len(files.failed_keys)
+        failed_note = f", {failed_count} of them errors: --retry-errors asks them again" if failed_count else ""
         console.print_note(f"{len(files.done_keys)} were there already{failed_note}")
 
 
@@ -271,7 +274,10 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
         console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
-        console.print_note(f"{subject} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
+        again = (
+            "--resume --retry-errors with a larger -n asks again" if files.is_regular_file else "-n allows more tokens"
+        )
+        console.print_note(f"{subject} {FORM_CUT}: `notes` in OUT says which, and {again}")
     remaining_count = 0 if total is None else total - len(files.done_keys) - run.done_count
     if remaining_count > 0 and files.is_regular_file:
         console.print_note(f"{remaining_count} left: the same command with --resume goes on")

@@ -16,8 +16,7 @@ from cortexmlx.cli.batch.resume import BatchRunFile, RunIdentity, side_paths
 from cortexmlx.cli.files.outputs import (
     STDOUT,
     ExistingFileMode,
-    check_extension,
-    check_output,
+    check_batch_output,
     check_side_files,
     descriptor_of,
     file_size,
@@ -26,6 +25,7 @@ from cortexmlx.cli.files.outputs import (
     rewrite_path,
     write_error,
 )
+from cortexmlx.cli.limits import FORM_CUT
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
@@ -161,6 +161,13 @@ class RecordFile:
         self._records = new_records
 
 
+def is_cut(value: object) -> bool:
+    """Return whether a record, or an answer in it, has a note that it ends before its form is whole."""
+    if not isinstance(value, dict):
+        return isinstance(value, list) and any(map(is_cut, value))
+    return any(FORM_CUT in str(note) for note in value.get("notes") or ()) or any(map(is_cut, value.values()))
+
+
 class BatchWriter:
     """Writes answers to `output` and failed requests to `errors`, which may be the same file."""
 
@@ -183,16 +190,12 @@ def _complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
     """Yield each line of a file with its JSON object, or with None if it is no object. Leave the last line out unless
     it is an object and ends with a line break.
     """
-    previous_line: bytes | None = None
+    previous_line = b""
     for line in file:
-        if previous_line is not None:
+        if previous_line:
             yield previous_line, _parse_object(previous_line)
         previous_line = line
-    if (
-        previous_line is not None
-        and previous_line.endswith(b"\n")
-        and (record := _parse_object(previous_line)) is not None
-    ):
+    if previous_line.endswith(b"\n") and (record := _parse_object(previous_line)) is not None:
         yield previous_line, record
 
 
@@ -220,21 +223,21 @@ class BatchFiles:
     def __init__(self, output: Path, errors: Path | None, mode: ExistingFileMode, source: str) -> None:
         for path, option in ((output, "-o"), (errors, "--errors")):
             if path is not None and path != STDOUT:
-                check_output(path, option, source, mode)
-                check_extension(path, option, mode)
+                check_batch_output(path, option, source, mode)
         if errors is not None and _is_same_file(output, errors):
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
         if output != STDOUT:
             check_side_files(output, side_paths(output), (Path(source), errors))
         self.is_regular_file = is_regular(output)
-        if mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and not self.is_regular_file:
-            raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
         self.done_keys: set[str] = set()
         self.failed_keys: set[str] = set()
         self.created = int(time.time())
         self._output = output
         self._errors = errors
-        self._mode = mode
+        self._is_retry = mode is ExistingFileMode.RETRY
+        self._wants_resume = self._is_retry or mode is ExistingFileMode.RESUME
+        if self._wants_resume and not self.is_regular_file:
+            raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
         self._read: dict[Path, RecordFile] = {}
         self._open_files: list[RecordFile | RecordStream] = []
         self._run = BatchRunFile(output) if self.is_regular_file else None
@@ -255,7 +258,7 @@ class BatchFiles:
         Raises InvalidRequest if that run had other settings, or if a line has changed since its record was written.
         """
         if self._run is not None and self._is_resumed:
-            self.created = self._run.check_settings(identity)
+            self.created = self._run.check_settings(identity, is_retry=self._is_retry)
             for path in (self._output, self._errors):
                 if path is not None and is_regular(path):
                     self._record_file(path)
@@ -263,9 +266,8 @@ class BatchFiles:
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin or resume the run, save the digests of the input lines, and return the writer."""
-        is_resumed = self._run is not None and self._is_resumed
-        if self._run is not None and is_resumed:
-            self.created = self._run.check_settings(identity)
+        if (is_resumed := self._is_resumed) and self._run is not None:
+            self.created = self._run.check_settings(identity, is_retry=self._is_retry)
         output_sink = self._open_sink(self._output, is_new=not is_resumed)
         writer = BatchWriter(
             output_sink, output_sink if self._errors is None else self._open_sink(self._errors, is_new=not is_resumed)
@@ -285,13 +287,14 @@ class BatchFiles:
     @property
     def _is_resumed(self) -> bool:
         """Whether this run continues files that have records already."""
-        is_resume_mode = self._mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY)
-        return is_resume_mode and any(path is not None and file_size(path) > 0 for path in (self._output, self._errors))
+        return self._wants_resume and any(
+            path is not None and file_size(path) > 0 for path in (self._output, self._errors)
+        )
 
     def _record_file(self, path: Path, *, is_new: bool = False) -> RecordFile:
         """Return the `RecordFile` of a path, reading the file only once."""
         if path not in self._read:
-            keep = (lambda record: not record.get("error")) if self._mode is ExistingFileMode.RETRY else None
+            keep = (lambda record: not (record.get("error") or is_cut(record))) if self._is_retry else None
             file = self._read[path] = RecordFile(path, keep, is_new=is_new)
             self.done_keys.update(file.keys)
             self.failed_keys.update(file.failed_keys)

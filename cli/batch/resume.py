@@ -143,9 +143,9 @@ class BatchRunFile:
             self.path.unlink(missing_ok=True)
         self._file.close()
 
-    def check_settings(self, run: RunIdentity) -> int:
+    def check_settings(self, run: RunIdentity, *, is_retry: bool) -> int:
         """Check that the run to resume had the same settings, and return when it began, in seconds since 1970. Raises
-        InvalidRequest if they differ from `run` or cannot be read.
+        InvalidRequest if they differ from `run` or cannot be read. With `is_retry`, `max_tokens` may differ.
         """
         saved_settings = self.read_settings()
         if not all(
@@ -156,10 +156,11 @@ class BatchRunFile:
         if run.weights is None:  # not known yet
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
         changed_names = _differing_settings(saved_settings, current_settings)
-        if changed_names:
+        if changed_names and not (is_retry and changed_names == ["max_tokens"]):
+            retry = "with --retry-errors ask what was cut, " if changed_names == ["max_tokens"] else ""
             raise InvalidRequest(
                 f"{self._output.name} was written with other settings ({', '.join(changed_names)}): use the same, "
-                "or --force to begin again"
+                f"{retry}or --force to begin again"
             )
         return int(saved_settings["created"])
 

@@ -152,20 +152,15 @@ class BatchRun:
                 continue
             if isinstance(item.request, EmbeddingRequest):
                 future = self._embedding.submit(self._embed, item.request)
-                self._pending_prompts[next(prompt_numbers)] = (
-                    _PendingItem(position, item, unfinished_count=1, embeddings=future),
-                    0,
-                )
+                pending_item = _PendingItem(position, item, unfinished_count=1, embeddings=future)
+                self._pending_prompts[next(prompt_numbers)] = pending_item, 0
                 yield EMPTY_PROMPT, SamplingParams(), None
                 continue
             pending_item = _PendingItem(position, item, unfinished_count=len(item.request.prompts))
             for prompt_index, prompt_input in enumerate(item.request.prompts):
                 self._pending_prompts[next(prompt_numbers)] = pending_item, prompt_index
-                yield (
-                    self._prepare_prompt(pending_item, item.request, prompt_input),
-                    item.request.params,
-                    item.request.adapter,
-                )
+                prompt = self._prepare_prompt(pending_item, item.request, prompt_input)
+                yield prompt, item.request.params, item.request.adapter
 
     def _embed(self, request: EmbeddingRequest) -> Embeddings:
         return self._engine.embed(
@@ -199,10 +194,8 @@ class BatchRun:
                 self.last_answer_seconds = self.seconds
 
     def _make_record(self, pending_item: _PendingItem) -> Body:
-        item, results = (
-            pending_item.item,
-            [pending_item.results[prompt_index] for prompt_index in sorted(pending_item.results)],
-        )
+        item = pending_item.item
+        results = [pending_item.results[prompt_index] for prompt_index in sorted(pending_item.results)]
         if isinstance(item, InvalidLine):
             return error_record(item, item.message)
         if pending_item.embeddings is not None:

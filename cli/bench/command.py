@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from cortexmlx.bench.report import Report
 
 
-def parse_numbers(option: str, text: str, minimum: int) -> list[int]:
-    """Parse a comma-separated list of distinct numbers like `1,4,8`. Raises typer.BadParameter."""
+def parse_numbers(option: str, texts: Sequence[str], minimum: int) -> list[int]:
+    """Parse the distinct numbers of an option, given at once like `1,4,8` or one by one. Raises typer.BadParameter."""
+    text = ",".join(texts)
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -39,22 +40,15 @@ def parse_numbers(option: str, text: str, minimum: int) -> list[int]:
     return numbers
 
 
-def parse_block_sizes(text: str) -> list[int]:
-    """Parse a list of KV block sizes. Raises typer.BadParameter for a size that the engine does not support."""
-    sizes = parse_numbers("--block-size", text, 1)
+def parse_block_sizes(texts: Sequence[str]) -> list[int]:
+    """Parse lists of KV block sizes. Raises typer.BadParameter for a size that the engine does not support."""
+    sizes = parse_numbers("--block-size", texts, 1)
     unsupported = [size for size in sizes if size not in BLOCK_SIZES]
     if unsupported:
         raise typer.BadParameter(
             f"{unsupported[0]} is none of {', '.join(map(str, BLOCK_SIZES))}", param_hint="--block-size"
         )
     return sizes
-
-
-def single_number(option: str, numbers: list[int], reason: str) -> int:
-    """Return the only number of a list. Raises typer.BadParameter if there are several."""
-    if len(numbers) > 1:
-        raise typer.BadParameter(f"takes one number {reason}, and here are {len(numbers)}", param_hint=option)
-    return numbers[0]
 
 
 # Show on stderr what is being measured: a live line for a person, a line now and then for a log.
@@ -67,7 +61,15 @@ LOG_SECONDS = 10.0
 def progress_display() -> Iterator[Callable[[str], None]]:
     """Show on stderr what is being measured: yield a function that takes the name of what runs now."""
     if not console.is_terminal(sys.stderr):
-        yield _ThrottledLog()
+        next_time = time.monotonic() + LOG_SECONDS
+
+        def log(message: str) -> None:
+            nonlocal next_time
+            if time.monotonic() >= next_time:
+                console.print_note(message)
+                next_time = time.monotonic() + LOG_SECONDS
+
+        yield log
         return
     from rich.text import Text
 
@@ -77,18 +79,6 @@ def progress_display() -> Iterator[Callable[[str], None]]:
             status.update(Text(to_single_line(message)))
 
         yield update
-
-
-class _ThrottledLog:
-    """A progress log that prints at most one line every `LOG_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._next_time = time.monotonic() + LOG_SECONDS
-
-    def __call__(self, message: str) -> None:
-        if time.monotonic() >= self._next_time:
-            console.print_note(message)
-            self._next_time = time.monotonic() + LOG_SECONDS
 
 
 # The sections of `cortexmlx bench`, and the options that each takes. Other options are refused, not ignored.
@@ -173,6 +163,9 @@ class Peer(str, Enum):
     mlx_lm = "mlx-lm"
 
 
+PROMPT, GENERATE, BATCH, DEPTH, BLOCK_SIZE = ["512"], ["128"], ["1"], ["0"], [str(DEFAULT_BLOCK_SIZE)]
+
+
 def bench(
     ctx: typer.Context,
     model: options.Model = None,
@@ -180,15 +173,19 @@ def bench(
     adapter: options.Adapter = None,
     draft: options.Draft = None,
     hosts: options.Hosts = None,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,..", help="Prompt tokens; 0: none.")] = "512",
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", "-p", metavar="N,..", help="Prompt tokens; 0: none.")
+    ] = PROMPT,
     generate: Annotated[
-        str, typer.Option("--generate", "-n", metavar="N,..", help="Tokens to generate; 0: none.")
-    ] = "128",
-    batch: Annotated[str, typer.Option("--batch", "-b", metavar="N,..", help="Sequences at once.")] = "1",
-    depth: Annotated[str, typer.Option("--depth", "-d", metavar="N,..", help="Tokens before, not timed.")] = "0",
-    block_size: Annotated[str, typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")] = str(
-        DEFAULT_BLOCK_SIZE
-    ),
+        list[str], typer.Option("--generate", "-n", metavar="N,..", help="Tokens to generate; 0: none.")
+    ] = GENERATE,
+    batch: Annotated[list[str], typer.Option("--batch", "-b", metavar="N,..", help="Sequences at once.")] = BATCH,
+    depth: Annotated[
+        list[str], typer.Option("--depth", "-d", metavar="N,..", help="Tokens before, not timed.")
+    ] = DEPTH,
+    block_size: Annotated[
+        list[str], typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")
+    ] = BLOCK_SIZE,
     repetitions: Annotated[
         int, typer.Option("--repetitions", "-r", metavar="N", min=1, help="Runs, or pairs of runs.")
     ] = 5,
@@ -222,8 +219,8 @@ def bench(
     sizes, prompts = parse_block_sizes(block_size), parse_numbers("--prompt", prompt, 0)
     generates, batches = parse_numbers("--generate", generate, 0), parse_numbers("--batch", batch, 1)
     depths = parse_numbers("--depth", depth, 0)
-    if section is not BenchSection.ROWS:
-        single_number("--block-size", sizes, "here")
+    if section is not BenchSection.ROWS and len(sizes) > 1:
+        raise typer.BadParameter(f"takes one number here, and got {len(sizes)}", param_hint="--block-size")
     memory = options.parse_memory_size(kv_memory)
 
     from cortexmlx.cpu import blas

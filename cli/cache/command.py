@@ -18,6 +18,7 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
+from cortexmlx.cli.files.outputs import check_output
 from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, server_url
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
@@ -195,8 +196,9 @@ def export(
     (-m) computes the beginning of every prompt that continues these messages, and keeps it under NAME. A prompt finds
     it only with the same model, adapter, --kv-bits and --block-size, and the same versions.
     """
-    if not file.parent.is_dir() or (file.exists() and not zipfile.is_zipfile(file)):
-        raise CortexError(f"{file} cannot be written: it is another file, or there is no folder {file.parent}")
+    check_output(file, "FILE")
+    if file.exists() and not zipfile.is_zipfile(file):
+        raise InvalidRequest(f"{file} cannot be written: it is another file, so give FILE another name")
     if messages is None:
         with open_store(config) as store:
             prefix = find_prefix(store.path, name)

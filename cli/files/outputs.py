@@ -1,4 +1,4 @@
-"""Output files of a batch: checked before a model is loaded, locked, and continued by later runs."""
+"""Output files: checked before anything is computed. Those of a batch are locked, and continued by later runs."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if is_regular(path) and path.is_file() else 0
 
 
-def check_output(path: Path, option: str, source: str, mode: ExistingFileMode) -> None:
-    """Check an output file before a model is loaded. Raises InvalidRequest with the next step."""
+def check_output(path: Path, option: str) -> None:
+    """Check that a file which `option` names can be written. Raises InvalidRequest with the next step."""
     target = Path(os.path.realpath(path))
     try:
         file_stat = path.stat()
@@ -108,15 +108,30 @@ def check_output(path: Path, option: str, source: str, mode: ExistingFileMode) -
         raise InvalidRequest(f"{path} is not open: give {option} another name")
     if file_stat is None and not target.parent.is_dir():
         raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
-    if file_stat is not None and Path(source).exists() and path.samefile(source):
-        raise InvalidRequest(f"{source} is both input and output: give {option} another name")
     if not os.access(path if file_stat is not None else target.parent, os.W_OK):
         raise InvalidRequest(f"{path} may not be written: give {option} another name")
-    if file_stat is not None and is_regular(path):
-        open_locked(path).close()
+
+
+def check_batch_output(path: Path, option: str, source: str, mode: ExistingFileMode) -> None:
+    """Check an output file of a batch of `source` before a model is loaded. A name of another format is refused, except
+    to resume what an earlier version may have begun. Raises InvalidRequest with the next step.
+    """
+    check_output(path, option)
+    if path.exists():
+        if Path(source).exists() and path.samefile(source):
+            raise InvalidRequest(f"{source} is both input and output: give {option} another name")
+        if is_regular(path):
+            open_locked(path).close()
+        if mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY):
+            return
     if mode is ExistingFileMode.NEW and file_size(path):
         raise InvalidRequest(
             f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
+        )
+    if is_regular(path) and (kind := _OTHER_FORMS.get(path.suffix.lower())):
+        raise InvalidRequest(
+            f"batch writes JSONL, a JSON record a line, and {path} is named like {kind}: "
+            f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 
 
@@ -139,20 +154,6 @@ def _is_record_file(path: Path) -> bool:
     """Return whether a file is empty or begins with a JSON object. Zero bytes, as after power loss, count as empty."""
     with path.open("rb") as file:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
-
-
-def check_extension(path: Path, option: str, mode: ExistingFileMode) -> None:
-    """Raise InvalidRequest for another format's extension, except to resume what an earlier version may have begun."""
-    extension = path.suffix.lower()
-    if (
-        is_regular(path)
-        and extension in _OTHER_FORMS
-        and not (mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and path.exists())
-    ):
-        raise InvalidRequest(
-            f"batch writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[extension]}: "
-            f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
-        )
 
 
 def write_error(name: str, error: OSError, file_state: str) -> CortexError:

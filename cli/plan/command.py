@@ -39,7 +39,7 @@ _WAY_TEXTS = {
 def plan_text(plan: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None) -> str:
     """Return the whole plan as text, at most 80 columns wide for ordinary models."""
     machine_lines = _machine_lines(plan.here, plan.model.context_length)
-    hosts = () if spread is None else _host_lines(spread, machine_phrase(not plan.here.assumed))
+    hosts = () if spread is None else _host_lines(spread, plan.here, plan.model.context_length)
     return "\n".join([*_model_lines(plan.model), "", *machine_lines, *_run_lines(runs), *hosts])
 
 
@@ -57,7 +57,7 @@ def _model_lines(model: ModelFigures) -> Iterator[str]:
         yield figure_line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
     refusal = (f"cortexmlx does not run it yet: {model.refusal}",) if model.refusal else ()
     for note in (*refusal, *model.notes):
-        yield from textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from _indented_lines(note)
 
 
 def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
         yield figure_line("draft model", format_bytes(figures.draft_bytes), "its weights, tails and logits")
     if figures.image_bytes:
         yield figure_line("images", format_bytes(figures.image_bytes), _IMAGES)
-    yield figure_line("left for KV", format_bytes(figures.free_bytes), _capacity_text(figures))
+    yield figure_line("left for KV", format_bytes(figures.free_bytes), _capacity_text(figures, context))
     hint = "" if figures.limited else " (--kv-memory changes it)"
     none = "tokens take none" if not figures.kv_bytes_per_token else "nothing is left for it"
     arena = f"{figures.arena_tokens:,} tokens{hint}" if figures.arena_bytes else none
@@ -90,10 +90,9 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
         figures.arena_bytes + figures.draft_kv_bytes, figures.free_bytes, machine_phrase(not figures.assumed)
     )
     for warning in warnings if figures.limited else ():
-        yield from textwrap.wrap(warning, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from _indented_lines(warning)
     if figures.row_tokens is not None:
-        row_note = "tokens at most, whatever the length of its text"
-        yield figure_line("of a row", f"{figures.row_tokens:,}", row_note)
+        yield figure_line("of a row", f"{figures.row_tokens:,}", "tokens at most, whatever the length of its text")
     if figures.snapshots:
         remark = f"{figures.snapshots:,} states of beginnings that can be used again"
         yield figure_line("snapshots", format_bytes(figures.snapshot_bytes), remark)
@@ -129,27 +128,30 @@ def _run_lines(runs: Sequence[RunFigures]) -> Iterator[str]:
         yield figure_line("peak", format_bytes(run.peak_bytes), "of MLX's memory at most, but for 2 % plus 8 MiB")
 
 
-def _host_lines(spread: DistributedFigures, machine: str) -> Iterator[str]:
+def _host_lines(spread: DistributedFigures, figures: MachineFigures, context: int) -> Iterator[str]:
     """Yield the lines on each of several machines."""
     yield ""
     if spread.refusal is not None:
         yield from textwrap.wrap(to_single_line(spread.refusal), WIDTH)
         return
-    like = "like this one" if machine == "this machine" else "of that size"
+    like = "of that size" if figures.assumed else "like this one"
     yield f"On {spread.hosts} machines {like}: {_WAY_TEXTS[str(spread.way)]}"
     yield f"{'rank':>6}  {'layers':>6}  {'weights':>10}  {'KV per token':>12}  {'left for KV':>11}  one sequence"
     for host in spread.ranks:
         sizes = [format_bytes(n) for n in (host.weight_bytes, host.kv_bytes_per_token, host.free_bytes)]
-        fit_text = "any length" if host.fits is None else f"{host.fits:,} tokens" if host.free_bytes else "does not fit"
-        yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fit_text}"
+        fits = f"{host.fits:,} tokens" if host.fits is not None and host.fits < context else "the whole context"
+        fits = fits if host.free_bytes else "does not fit"
+        yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fits}"
     *first, last = map(str, spread.would_do)
     numbers = f"{', '.join(first)} or {last}" if first else last
-    yield from textwrap.wrap(
-        f"It can be cut for {numbers} machines. Several processes on one machine share its memory.",
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="  ",
+    yield from _indented_lines(
+        f"It can be cut for {numbers} machines. Several processes on one machine share its memory."
     )
+
+
+def _indented_lines(text: str) -> list[str]:
+    """Return the text wrapped to lines that are indented as the plan's figures are."""
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def figure_line(label: str, value: str, remark: str) -> str:
@@ -180,13 +182,15 @@ def _kv_formula(group: LayerGroup, itemsize: int) -> str:
     return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {each}{window}"
 
 
-def _capacity_text(figures: MachineFigures) -> str:
-    """Return in words how long a single sequence may be."""
-    if figures.fits is None:
-        return "any length: what is kept does not grow with it"
+def _capacity_text(figures: MachineFigures, context: int) -> str:
+    """Return in words how long a single sequence may be, and whether memory or the model's context limits it."""
     if not figures.free_bytes:
         return "the weights alone are too large"
-    return f"{figures.fits:,} tokens in one sequence"
+    if figures.fits is not None and figures.fits < (figures.row_tokens or context):
+        return f"{figures.fits:,} tokens in one sequence, of a context of {context:,}"
+    if figures.row_tokens is not None:
+        return "any length: what is kept does not grow with it"
+    return f"{context:,} tokens in one sequence, the model's context"
 
 
 _MACHINE_OPTIONS = (

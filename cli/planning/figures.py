@@ -80,7 +80,7 @@ class MachineFigures:
     """What a model that sees takes beside: its vision tower, the features that are kept, and the largest image."""
     free_bytes: int
     fits: int | None
-    """Tokens of the longest single sequence. None if its length costs nothing."""
+    """Tokens of the longest single sequence in `free_bytes`, whatever the context. None if its length costs nothing."""
     limited: bool
     """Whether the arena's bytes were given. `lengths` are then what the arena holds, otherwise what `free_bytes`
     hold.

@@ -117,6 +117,16 @@ def test_an_interrupt_gives_what_is_known_so_far(
     assert lines[0].endswith(" so far") and lines[4].startswith("windows         5 of ")
 
 
+def test_the_time_left_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(command.console, "is_terminal", lambda stream: True)
+    monkeypatch.setattr("rich.progress.Progress.update", lambda *_, description, **__: shown.append(description))
+    with command.progress_bar() as show:
+        for windows in (1, 4, 8):
+            show(Perplexity(1.0, 10, windows, 20, 16, 8, 10, 2.0 * windows, 11, 40))
+    assert [each.partition("tok/s")[2] for each in shown] == ["", "", " · 24 s left"]
+
+
 def test_a_text_that_a_model_never_writes_is_still_json(
     tiny: Any, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

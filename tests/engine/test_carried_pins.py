@@ -176,9 +176,10 @@ def test_the_commands_carry_messages_and_tools(tmp_path: Path, capsys: pytest.Ca
     assert run(["cache", *two]) == 0
     assert "  prefix look: " in capsys.readouterr().out
     assert run(["cache", "export", "look", str(tmp_path / "again"), *two]) == 0  # it can go on from there
-    for other in (body, tmp_path / "missing" / "file"):
+    missing = tmp_path / "missing" / "file"
+    for other, reason in ((body, f"{body} cannot be written: it is another"), (missing, f"no folder {missing.parent}")):
         assert run(["cache", "export", "look", str(other), *two]) == 1
-        assert f"{other} cannot be written: " in capsys.readouterr().err
+        assert reason in capsys.readouterr().err
     assert run(["cache", "import", str(tmp_path / "again"), "--name", "b", "-m", str(model), *one, *small]) == 0
     assert run(["cache", "import", str(file), "-m", str(model), *one, *small, "--block-size", "16"]) == 1
     assert "block size and attention (32" in capsys.readouterr().err

@@ -14,6 +14,7 @@ FAULTS = (
     Fault(
         "an interrupt ends the server", LAUNCH, "(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)", "(signal.SIGTERM,)"
     ),
+    Fault("the log is on the agent's screen", LAUNCH, "os.dup2(file.fileno(), 2)", "pass"),
     Fault("a key of the user's stays", LAUNCH, 'removed=("ANTHROPIC_API_KEY",)', "removed=()"),
     Fault("settings at home hide the address", LAUNCH, ', settings={"env": environment}', ""),
     Fault("the context is not told", LAUNCH, '"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)', '"CLAUDE_X": "1"'),

@@ -9,9 +9,11 @@ INPUT, SAMPLING, BATCH = "cli/chat/input.py", "cli/chat/sampling.py", "cli/batch
 TESTS = ("cli/chat/test_sampling.py", "cli/batch", "cli/chats", "cli/chat/test_talk_pasted.py", "cli/test_launch.py")
 
 FAULTS = (
+    Fault("an agent keeps the key of another service", LAUNCH, 'removed=("ANTHROPIC_API_KEY",)', "removed=()"),
     Fault("the server's log is on the agent's screen", LAUNCH, "if log else sys", "if False else sys"),
     Fault("a proxy reads along", LAUNCH, '(kept.get(name), "127.0.0.1")', "(kept.get(name),)"),
     Fault("an agent compacts too late", LAUNCH, 'AUTO_COMPACT_WINDOW": str(context)', 'AUTO_COMPACT_WINDOW": "0"'),
+    Fault("an agent that fails has succeeded", LAUNCH, "return code if code >= 0", "return 0 if code >= 0"),
     Fault("an agent that is killed has no code", LAUNCH, "else 128 - code", "else code"),
     Fault("whatever listens there is ours", LAUNCH, 'if each["owned_by"] == "cortexmlx"', "if True"),
     Fault("codex gets the key as an argument", LAUNCH, 'env_key": KEY_VARIABLE', 'bearer_token": server.key'),

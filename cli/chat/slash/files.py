@@ -17,6 +17,7 @@ from cortexmlx.cli.chat.attachments import add_files, read_attachment, read_imag
 from cortexmlx.cli.chat.session import AttachedFile, AttachedImage, Attachment, ChatSession, Question
 from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.chats.saved_chats import find_chat, newest_names_phrase, saved_names
+from cortexmlx.cli.files.outputs import check_output
 from cortexmlx.cli.limits import describe_limit, room_advice
 from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows, write_control
@@ -42,10 +43,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
             "/save needs a file name" + (f"; the chat is saved in {saved_path} anyway" if saved_path else "")
         )
     path = Path(os.path.expanduser(name.strip("\"'")))
-    if os.path.isdir(path):
-        raise InvalidRequest(f"{path} is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"there is no folder {path.parent}")
+    check_output(path, "/save")
     if not force and os.path.lexists(path):
         raise InvalidRequest(f"{path} exists already: name another file, or write over it with /save {name} {FORCE}")
     if path.suffix.lower() in MARKDOWN:

@@ -10,8 +10,8 @@ from support.models.bench_model import bench
 
 
 def test_rows_cover_every_combination(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tests = ["-p", "24", "-n", "5", "-b", "1,2", "-d", "0,16", "--block-size", "8,16", "-r", "2"]
-    report = json.loads(bench(capsys, model, *tests, "-o", "json"))
+    tests = "-p 24 -n 5 -b 1,2 -d 0 -d 16 --block-size 8 --block-size 16 -r 2 -o json"
+    report = json.loads(bench(capsys, model, *tests.split()))
     found = [(r["block_size"], r["test"], r["batch"]) for r in report["rows"]]
     per_size = [("pp24", 1), ("pp24", 2), ("tg5", 1), ("tg5", 2), ("pp24 @ d16", 1), ("tg5 @ d16", 1), ("tg5 @ d16", 2)]
     assert found == [(size, *test) for size in (8, 16) for test in per_size]

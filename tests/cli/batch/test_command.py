@@ -30,6 +30,7 @@ from cortexmlx.protocols.request import Request
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli import cli_fakes
 from support.cli.cli_fakes import FakeEngine, Fakes
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE, soon
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
@@ -87,10 +88,32 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     note = ["the answer ends before the form is whole: max_tokens ended it"]
     assert "notes" not in whole and cut["notes"] == cut["others"][0]["notes"] == note
     assert own["response"]["body"]["choices"][0]["notes"] == note
-    assert "3 answers end before the form is whole: `notes` in OUT says which" in capsys.readouterr().err
+    said = "`notes` in OUT says which, and --resume --retry-errors with a larger -n asks again"
+    assert f"3 answers end before the form is whole: {said}\n" in capsys.readouterr().err
     source.write_text(json.dumps(free))
     assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
     assert "notes" not in records(out)[0] and "form" not in capsys.readouterr().err
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_once_and_before_out_is_begun(
+    source: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    line = ["batch", str(write_tiny(tmp_path / "m")), str(source), "-o", str(out), "--schema", '{"contains": {}}']
+    assert run(line) == 1 and not out.exists()
+    assert capsys.readouterr().err.count("this schema cannot be enforced: Unimplemented keys") == 1
+
+
+def test_answers_whose_form_was_cut_are_asked_again_with_more_tokens(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('!say {}\n!say { "a": 1 }\n')
+    line = ["batch", "fake", str(source), "-o", str(out), "--format", "lines", "--schema", "json", "-n"]
+    assert run([*line, "2"]) == 0 and ["notes" in record for record in records(out)] == [False, True]
+    assert run([*line, "99", "--resume"]) == 1
+    assert "(max_tokens): use the same, with --retry-errors ask what was cut, or " in capsys.readouterr().err
+    assert run([*line, "99", "--resume", "--retry-errors"]) == 0
+    assert [record["text"] for record in records(out)] == ["{}", '{ "a": 1 }'] and len(fakes.engine.seen) == 2
 
 
 def test_openai_records_have_the_shape_of_the_openai_batch_api_and_it_is_said_who_answered(

@@ -55,7 +55,9 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
 def test_the_page_says_what_a_row_has_that_keeps_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = str(write_tiny(tmp_path / "m"))
     assert run(["plan", model, "--keep-last", "200", "--keep-first", "96"]) == 0
-    assert "  of a row        496         tokens at most, whatever the length of its text\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "  of a row        496         tokens at most, whatever the length of its text\n" in shown
+    assert "any length: what is kept does not grow with it\n" in shown
     assert run(["plan", model, "--keep-last", "300"]) == 1
     assert "the model's context has 512: make keep_last at most 254" in capsys.readouterr().err
     assert run(["plan", model, "--keep-first", "96"]) == 1
@@ -278,8 +280,8 @@ def test_several_machines_are_a_table(capsys: pytest.CaptureFixture[str], tmp_pa
     assert told == (
         "On 2 machines of that size: each has a part of every layer (tensor parallel)\n"
         "  rank  layers     weights  KV per token  left for KV  one sequence\n"
-        "     0      36    8.79 GiB        72 KiB     39.2 GiB  570,426 tokens\n"
-        "     1      36    8.79 GiB        72 KiB     39.2 GiB  570,426 tokens\n"
+        "     0      36    8.79 GiB        72 KiB     39.2 GiB  the whole context\n"
+        "     1      36    8.79 GiB        72 KiB     39.2 GiB  the whole context\n"
         "  It can be cut for 2, 4 or 8 machines. Several processes on one machine share\n"
         "  its memory.\n"
     )
@@ -303,9 +305,9 @@ PLAMO3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "slidi
 MAC = TargetMachine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
-def page_of(config: dict[str, Any]) -> list[str]:
+def page_of(config: dict[str, Any], machine: TargetMachine = MAC) -> list[str]:
     return plan_text(
-        make_plan(PlanSource("it", config, None), build_skeleton(config), MAC, load=ArenaDemand(16, 512))
+        make_plan(PlanSource("it", config, None), build_skeleton(config), machine, load=ArenaDemand(16, 512))
     ).splitlines()
 
 
@@ -321,6 +323,9 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
     table = lines[lines.index("     tokens   KV memory  sequences that fit into what is left for KV") + 1 :]
     assert [line.split()[0] for line in table] == ["4,096", "16,384", "40,960"]
     assert table[0].split()[1:3] == ["576", "MiB"]
+    assert "  left for KV     20.7 GiB    40,960 tokens in one sequence, the model's context" in lines
+    small = page_of(QWEN3_8B, TargetMachine(memory=20 * 2**30, working_set=20 * 2**30))
+    assert "  left for KV     4.66 GiB    33,963 tokens in one sequence, of a context of 40,960" in small
     assert max(map(len, lines)) <= 80
 
 
@@ -345,7 +350,7 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
             MAMBA,
             (
                 "  KV per token    0 B         no layer keeps keys and values",
-                "any length: what is kept does not grow with it",
+                "2,048 tokens in one sequence, the model's context",
                 "  arena           0 B         tokens take none",
                 "the rows, in recurrent layers",
                 "states of beginnings that can be used again",

@@ -80,6 +80,11 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
     assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_be_loaded_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "missing-model", "--port", "0"]) == 1
+    assert capsys.readouterr().err.count("no model 'missing-model'") == 1
+
+
 def test_what_is_not_installed_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert run(["serve", "missing-model"]) == 1
