@@ -77,7 +77,8 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
         yield figure_line("draft model", format_bytes(figures.draft_bytes), "its weights, tails and logits")
     if figures.image_bytes:
         yield figure_line("images", format_bytes(figures.image_bytes), _IMAGES)
-    yield figure_line("left for KV", format_bytes(figures.free_bytes), _capacity_text(figures, context))
+    capacity = "" if figures.limited and figures.free_bytes else _capacity_text(figures, context)  # the arena's counts
+    yield figure_line("left for KV", format_bytes(figures.free_bytes), capacity)
     hint = "" if figures.limited else " (--kv-memory changes it)"
     none = "tokens take none" if not figures.kv_bytes_per_token else "nothing is left for it"
     arena = f"{figures.arena_tokens:,} tokens{hint}" if figures.arena_bytes else none

@@ -129,6 +129,7 @@ def test_a_small_kv_memory_says_what_it_holds_and_one_too_large_is_refused(
     page = capsys.readouterr().out
     assert f"  {here['arena_tokens']:,} tokens\n" in page and "sequences that fit into the arena\n" in page
     assert f"  {here['arena_tokens'] // 32}\n" in page and "  0  needs a larger --kv-memory\n" in page
+    assert "in one sequence" not in page
     refused = f"a KV memory of 838 GiB is more than this machine has: {format_bytes(memory_bytes())}, "
     for line in (["plan", model], ["generate", model, "-p", "hi"]):
         assert run([*line, "--kv-memory", "900GB"]) == 1
