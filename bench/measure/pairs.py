@@ -13,7 +13,7 @@ from cortexmlx.bench.measure.trace import Figure, RunTrace
 
 
 class BetterDirection(str, Enum):
-    """Whether a higher or a lower figure is better. The values are how a target for the ratio is written."""
+    """Whether a higher or a lower figure is better, as the sign before a target such as `>= 1x`."""
 
     HIGHER = ">="
     LOWER = "<="

@@ -92,7 +92,9 @@ def make_decode_problem(
         return slab, tails
 
     def draw_stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
-        """Draw each row's keys or values. Return them, and a slab and tails for each array that stores them."""
+        """Draw random keys or values. Return them by row, and a pair for each array that stores them: what is in its
+        blocks (the slab), and the newest tokens of each row, which have no block yet (the tails).
+        """
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
             unquantized = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]

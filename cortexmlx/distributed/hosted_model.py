@@ -151,7 +151,7 @@ class HostedModel:
         )
 
     def may_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether all workers could get `blocks` blocks. True for a lost group: the next step raises."""
+        """Return whether all workers could get `blocks` blocks. True if a worker is lost: the next step raises that."""
         try:
             return self.runner.can_resize(blocks)
         except HostLost:

@@ -324,7 +324,7 @@ class CopyWatch:
         arrays = arena.arrays()
         tolerance = 4 * moved_bytes + _WRITE_SLACK
         min_size = _MEASURABLE_RATIO * tolerance
-        large = [array for array in arrays if array.nbytes >= min_size] if self._is_due(moment, arrays) else []
+        large = [array for array in arrays if array.nbytes >= min_size] if self._should_measure(moment, arrays) else []
         mx.eval([array for array in arrays if array.nbytes < min_size] if large else list(arrays))
         if not large:
             return
@@ -339,14 +339,14 @@ class CopyWatch:
     def measure_scratch_write(self, arena: KVArena) -> None:
         """Measure by a scratch write whether the arena could be written in place now. Nothing may be in flight."""
         arrays = arena.arrays()
-        if any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for array in arrays) and self._is_due(
+        if any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for array in arrays) and self._should_measure(
             WriteMoment.PASS, arrays
         ):
             arena.write_scratch()
             self.evaluate(WriteMoment.PASS, arena, 0)
 
-    def _is_due(self, moment: WriteMoment, arrays: Sequence[mx.array]) -> bool:
-        """Return whether more measurements are needed for arrays of this size."""
+    def _should_measure(self, moment: WriteMoment, arrays: Sequence[mx.array]) -> bool:
+        """Return whether to measure again if a write at this moment copies arrays of this size."""
         size = sum(array.nbytes for array in arrays)
         if size != self._size:
             self._size = size

@@ -93,7 +93,9 @@ def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> Product
 
 
 def _draw_problem(shape: ProductShape, inputs: int, rows: int, power: int, seed: int) -> ProductProblem:
-    """Draw a product. Activations are 2^`power` times larger than usual, and weights as much smaller."""
+    """Draw the random inputs of a matrix product. Activations are 2^`power` times larger than usual, and weights as
+    much smaller.
+    """
     small_shape = replace(
         shape,
         inputs=inputs,

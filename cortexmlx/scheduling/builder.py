@@ -73,7 +73,8 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
     attention_window = cache.groups[group].spec.attention_window
     unit = math.lcm(ORIGIN_UNIT, cache.block_size, (attention_window.tokens or 1) if attention_window.chunked else 1)
 
-    def table_begin(job: Job) -> int:
+    def first_listed_token(job: Job) -> int:
+        """Return the position of the first token whose block is in the job's row of the step's block tables."""
         return (
             0
             if attention_window.tokens is None
@@ -81,7 +82,7 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
         )
 
     single_token_jobs = [job for job, count in scheduled_tokens if count == 1]
-    origins = [table_begin(job) for job in single_token_jobs]
+    origins = [first_listed_token(job) for job in single_token_jobs]
     lengths = np.array(
         [j.num_computed_tokens + writes_to_arena - o for j, o in zip(single_token_jobs, origins, strict=True)], np.int32
     )
@@ -95,7 +96,7 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
     flat_offset = len(single_token_jobs)
     for job, count in scheduled_tokens:
         if count > 1:
-            begin, first, images = table_begin(job), job.num_computed_tokens, job.request.images
+            begin, first, images = first_listed_token(job), job.num_computed_tokens, job.request.images
             parts: Iterable[tuple[int, int, bool]] = [(first, first + count, False)]
             if images is not None:
                 parts = images.attention_pieces(first, count, attention_window.tokens is not None)

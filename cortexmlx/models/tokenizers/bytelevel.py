@@ -130,6 +130,7 @@ class ByteLevelTokenizer(Tokenizer):
 
     @cached_property
     def token_lower_bound(self) -> TokenLowerBound:
+        """A lower bound for the number of tokens of any text, computed without tokenizing."""
         return bound_for_core(self._core)
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:

@@ -162,9 +162,10 @@ def _join_leading_systems(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_later_systems(messages: TemplateMessages, in_loop: bool) -> TemplateMessages:
-    """Move later system messages into the message before them, or else into the user's after them: those within tool
-    loops if `in_loop`, else only the others. Within a loop they go into a result: a user's message would end the
-    loop, and many templates leave out the thoughts of loops that have ended.
+    """Move each system message that is not the first message into the message before it, if that is a user's or a
+    tool's, and otherwise into the next user message. With `in_loop`, move only those within tool loops, else only the
+    others. Within a loop, their text goes into a tool's result: a user message would end the loop, and many templates
+    leave out the thoughts of loops that have ended.
     """
     new_messages: list[TemplateMessage] = []
     pending_texts: list[str] = []

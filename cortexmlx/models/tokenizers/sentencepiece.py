@@ -109,6 +109,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def token_lower_bound(self) -> TokenLowerBound:
+        """A lower bound for the number of tokens of any text, computed without tokenizing."""
         return bound_for_character_vocabulary(self._tokens, self._keeps_spaces) if self._keeps_bytes else zero_bound()
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:

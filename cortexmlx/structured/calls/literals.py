@@ -43,7 +43,7 @@ class _LiteralFormat(SeparateArguments):
     # -- the grammar --------------------------------------------------------------------------------------------------
 
     def can_write_key(self, key: str) -> bool:
-        """See `SeparateArguments`."""
+        """Return whether this format can write an argument of this name."""
         return bool(key) and key == key.strip() and not any(sign in key for sign in (*"{}[]()<>\n", self._key_end))
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
