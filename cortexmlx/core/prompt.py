@@ -40,7 +40,7 @@ class ChatTokens(list[int]):
         thoughts: Thoughts | None,
         calls: AllowedCalls | None = None,
         *,
-        tail_length: int = 0,
+        thinking_tag_length: int = 0,
         anchor_length: int = 0,
         source: PromptSource | None = None,
         images: ImageLayout | None = None,
@@ -48,7 +48,7 @@ class ChatTokens(list[int]):
         super().__init__(ids)
         self.thoughts = thoughts
         self.calls = calls
-        self.tail_length = tail_length
+        self.thinking_tag_length = thinking_tag_length
         self.anchor_length = anchor_length
         self.source = source
         self.images = images
@@ -169,15 +169,21 @@ def _tokenize_messages(
         _reject_overlong(tokenizer, rendered_prompt, check_length)
         ids = memory.tokens(tokenizer, rendered_prompt, render_messages)
     thoughts = thoughts_of_answer(tokenizer, rendered_prompt, calls)
-    tail_length, anchor_length = (
-        count_tail_tokens(tokenizer, rendered_prompt, ids, thoughts),
+    thinking_tag_length, anchor_length = (
+        count_thinking_tag_tokens(tokenizer, rendered_prompt, ids, thoughts),
         0 if memory is None else memory.anchor(thoughts),
     )
     if isinstance(rendered_prompt, str):
         source = PromptSource(messages, rendered_prompt, variables, render_messages)
     images = None if tokenizer.images is None else tokenizer.images.find_images(ids)
     return ChatTokens(
-        ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length, source=source, images=images
+        ids,
+        thoughts,
+        calls,
+        thinking_tag_length=thinking_tag_length,
+        anchor_length=anchor_length,
+        source=source,
+        images=images,
     )
 
 
@@ -195,7 +201,7 @@ def thoughts_of_answer(
     return replace(thoughts, opened_by_prompt=ends_with_tag)
 
 
-def count_tail_tokens(
+def count_thinking_tag_tokens(
     tokenizer: SharedTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
 ) -> int:
     """Return how many tokens at the end of a prompt are thinking tags; 0 if none, or if the tokens do not tell."""

@@ -134,7 +134,7 @@ class Submitter:
                 images=images,
                 thoughts=tokens.thoughts,
                 calls=tokens.calls,
-                tail_length=tokens.tail_length,
+                thinking_tag_length=tokens.thinking_tag_length,
                 anchor_length=tokens.anchor_length,
             )
         grammar = self._grammars.compile_request(request)

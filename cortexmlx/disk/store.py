@@ -148,8 +148,8 @@ _MIN_MEASURED = 1 << 20
 
 
 class RecordWriter:
-    """A thread that writes records, several in one segment. After it has refused some, it calls `on_room` from this
-    thread when it accepts records again.
+    """A thread that opens the store, for which the reader waits, and writes records, several in one segment. After it
+    has refused some, it calls `on_room` from this thread when it accepts records again.
 
     `stored_records` records with `stored_bytes` bytes have been written. `dropped_records` records never will be.
     """

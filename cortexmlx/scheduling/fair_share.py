@@ -44,10 +44,10 @@ class FairShare:
     """Counts the tokens that each client was charged. The counts decide whose turn it is.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
-    request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
-    client that was served last. A client of which no request waits begins again at `now + QUANTUM` tokens, so it
-    cannot save up turns. If it has had more than that, it keeps its own account. Accounts of idle clients are dropped
-    as soon as they make no difference, and all accounts when no request waits or runs.
+    request costs the prompt tokens that must be computed and the tokens of its answer. `now` is how many tokens the
+    account of the client that was served last had then. A client of which no request waits begins again at
+    `now + QUANTUM` tokens, so it cannot save up turns. If it has had more than that, it keeps its own account. Accounts
+    of idle clients are dropped as soon as they make no difference, and all accounts when no request waits or runs.
     """
 
     def __init__(self) -> None:

@@ -212,14 +212,16 @@ class RunningSet:
         return parent if self.cache.can_fork(parent.id, job.kept_prompt_length - 1) else None
 
     def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
-        """Set up a job's recurrent state, and choose the positions of its snapshots, at which later jobs can begin:
-        before the prompt's last token, before the thinking tags at its end, where the next turn's text differs, and
-        where the cached prefix ended. What windows see is kept at the same positions.
+        """Set up a job's recurrent state, and choose the positions in its prompt for snapshots, at which later jobs can
+        begin: before the last token, before the thinking tags at its end, where the next turn's text differs, and where
+        the cached prefix ended. What windows see is kept at the same positions. `release_blocks` makes the snapshot at
+        the answer's end.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
         shared, has_forks = self.shares_prefix(job), max(job.params.n, job.params.best_of or 1) > 1
-        repeat_cut, next_turn_cut = job.kept_prompt_length - 1, job.kept_prompt_length - max(job.request.tail_length, 1)
+        repeat_cut = job.kept_prompt_length - 1
+        next_turn_cut = job.kept_prompt_length - max(job.request.thinking_tag_length, 1)
         wanted_cuts = (
             {repeat_cut, next_turn_cut, self._next_turn_anchor(job)} if shared else {repeat_cut} if has_forks else set()
         )

@@ -12,7 +12,7 @@ from cortexmlx.core.prompt import (
     ChatTokens,
     PromptSource,
     common_length,
-    count_tail_tokens,
+    count_thinking_tag_tokens,
     render,
     thoughts_of_answer,
     trailing_thinking_tags,
@@ -73,12 +73,18 @@ def begin_turn(
         if thoughts is not None and thoughts.opened_by_prompt
         else ""
     )
-    tail_tokens = count_tail_tokens(reader, rendered_prompt, read.tokens, thoughts)
+    tag_tokens = count_thinking_tag_tokens(reader, rendered_prompt, read.tokens, thoughts)
     anchor = find_anchor(read, sent_messages, thoughts, text_renderer(render_messages), encode)
     source = PromptSource(sent_messages, rendered_prompt, variables, render_messages)
     images = None if reader.images is None else reader.images.find_images(read.tokens)
     prompt = ChatTokens(
-        read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor, source=source, images=images
+        read.tokens,
+        thoughts,
+        calls,
+        thinking_tag_length=tag_tokens,
+        anchor_length=anchor,
+        source=source,
+        images=images,
     )
     return Turn(messages, read, prompt, tag)
 

@@ -84,7 +84,7 @@ class QueuedRequest:
     """How thoughts are told apart from the answer; None: they are not."""
     calls: AllowedCalls | None = None
     """What the answer may call; None: nothing."""
-    tail_length: int = 0
+    thinking_tag_length: int = 0
     """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
     anchor_length: int = 0
     """Tokens of the prompt that the next turn keeps: it may leave out the thoughts after them. 0: not known."""

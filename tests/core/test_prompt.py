@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.core.prompt import count_tail_tokens, render, tokenize
+from cortexmlx.core.prompt import count_thinking_tag_tokens, render, tokenize
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.output import Thoughts
@@ -73,7 +73,7 @@ def test_the_tail_of_a_prompt_is_its_tags_of_thoughts(rendered: str, count: int)
 
     reader, thoughts = Reader(), Thoughts("<think>", "</think>")
     ids = reader.encode(rendered)
-    assert count_tail_tokens(reader, rendered, ids, thoughts) == count  # type: ignore[arg-type]
-    assert count_tail_tokens(reader, rendered, ids, None) == 0  # type: ignore[arg-type]
-    assert count_tail_tokens(reader, ids, ids, thoughts) == 0  # type: ignore[arg-type]
-    assert count_tail_tokens(reader, rendered, [*ids[:-1], 0], thoughts) == 0, "a token across the place"  # type: ignore[arg-type]
+    assert count_thinking_tag_tokens(reader, rendered, ids, thoughts) == count  # type: ignore[arg-type]
+    assert count_thinking_tag_tokens(reader, rendered, ids, None) == 0  # type: ignore[arg-type]
+    assert count_thinking_tag_tokens(reader, ids, ids, thoughts) == 0  # type: ignore[arg-type]
+    assert count_thinking_tag_tokens(reader, rendered, [*ids[:-1], 0], thoughts) == 0, "a token across the place"  # type: ignore[arg-type]

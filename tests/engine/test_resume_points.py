@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.core.prompt import count_tail_tokens
+from cortexmlx.core.prompt import count_thinking_tag_tokens
 from cortexmlx.sessions.turn import Transcript, find_anchor
 from cortexmlx.types.request import QueuedRequest
 from support.agents.templates import GLM, GPT_OSS, MISTRAL, QWEN3, TEMPLATES, Message, Template
@@ -80,7 +80,7 @@ class Agent:
         self.transcript = self.transcript.with_prompt(rendered, template.encode)
         prompt, written = list(self.transcript.tokens), template.written(said)
         answer, thoughts = template.encode(written), template.thoughts
-        tail = count_tail_tokens(template, rendered, prompt, thoughts)  # type: ignore[arg-type]
+        tail = count_thinking_tag_tokens(template, rendered, prompt, thoughts)  # type: ignore[arg-type]
         anchor = find_anchor(self.transcript, self.history, thoughts, render, template.encode)
         cached = self._computed(prompt, answer, tail, anchor)
         text = np.array([*prompt, *answer[:-1]])
@@ -146,7 +146,7 @@ class AnchoredDriver(Driver):
         add = self.core.add
 
         def anchored(request: QueuedRequest, *rest: Any) -> None:
-            add(replace(request, tail_length=tail, anchor_length=anchor), *rest)
+            add(replace(request, thinking_tag_length=tail, anchor_length=anchor), *rest)
 
         self.core.add = anchored  # type: ignore[method-assign]
         try:
