@@ -41,7 +41,8 @@ class SegmentStore:
     """A folder of segment files with at most `limit` bytes; the least recently used ones are removed. Any thread may
     use it, and any number of processes the same folder.
 
-    `secret` is the folder's. Raises OSError if the folder cannot be used. Of the methods only `write` raises.
+    `secret` is the folder's. Raises OSError if the folder cannot be used. Of the methods, only `write` and `clear`
+    raise errors.
     """
 
     def __init__(self, path: Path, limit: int) -> None:

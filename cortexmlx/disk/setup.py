@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.disk.folder import SECRET, absolute_path
 from cortexmlx.disk.hashes import HashCache
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore, open_segment_store, start_store
+from cortexmlx.disk.store import KVStore, make_segment_store, start_store
 from cortexmlx.disk.tier import model_identity
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
@@ -51,7 +51,7 @@ class StoreSetup:
     @cached_property
     def _segments(self) -> SegmentStore | str:
         """The segment store of the folder, opened at first use, or why there is none."""
-        return open_segment_store(self._path, self._limit)
+        return make_segment_store(self._path, self._limit)
 
     def _hash_cache(self) -> HashCache | None:
         """Return the folder's file hash cache; None without a folder: loading a model alone must not create one."""

@@ -85,7 +85,9 @@ class KVStore:
 
 
 def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> KVStore | str:
-    """Start the threads of an open segment store; return its KVStore. On failure, log a warning and return why."""
+    """Start the threads of a segment store, which open it, and return its KVStore. On failure, log a warning and return
+    why.
+    """
     try:
         return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
@@ -96,8 +98,10 @@ def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], N
         return str(error)
 
 
-def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
-    """Open a folder's segment store, creating the folder if need be. On failure, log a warning and return why."""
+def make_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
+    """Return a folder's segment store, not yet open. Create the folder if need be. On failure, log a warning and return
+    why.
+    """
     try:
         return SegmentStore(absolute_path(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has

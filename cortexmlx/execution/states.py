@@ -2,8 +2,8 @@
 
 All arrays here are immutable: a step makes new ones, so nothing waits for a step to be drained. Rows that are computed
 together have their states in one batch. If the next step has the same rows, it takes the batch unchanged, as it does
-within a decode window. When a token turns out to be an answer's last, it is already in the row's state, since the next
-step is on its way; or it never will be.
+within a decode window. At an answer's end, the row's state is after `Job.state_at` tokens: the last token is in it if
+the next step was planned already. `RunningSet.release_blocks` has it saved.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StateStore:
         self._step: SpanStep | None = None
         self._batch: StateBatch | None = None
         self._segments: tuple[Segment, ...] = ()
-        self._cuts: dict[Row, list[RowSnapshot]] = {}
+        self._step_snapshots: dict[Row, list[RowSnapshot]] = {}
         self._starts: list[StateBatch | None] = []
         for leaf in self.leaves.values():
             leaf.end()
@@ -167,9 +167,9 @@ class StateStore:
     def begin_step(self, plan: StepPlan) -> None:
         """Give the model's leaves the states with which a step begins. Raises KVBlockError if one does not exist."""
         self.carry_out(plan.states)
-        self._cuts = {}
-        for cut in plan.states.cuts:
-            self._cuts.setdefault(cut.row, []).append(cut)
+        self._step_snapshots = {}
+        for snapshot in plan.states.step_snapshots:
+            self._step_snapshots.setdefault(snapshot.row, []).append(snapshot)
         if plan.kind is not StepKind.DECODE or plan.groups is not None or self._batch is None:
             self._drop_rejected_drafts(plan.segments)
             parts = [*self._single_token_parts(plan.segments), *self._piece_parts(plan)]
@@ -214,12 +214,12 @@ class StateStore:
         for segment in self._segments:
             begin, end = end, end + segment.count
             row = (segment.job, segment.generation)
-            for cut in self._cuts.get(row, ()):
-                flat_token = begin + cut.tokens - segment.first - 1
+            for planned in self._step_snapshots.get(row, ()):
+                flat_token = begin + planned.tokens - segment.first - 1
                 batch, index, span = place_of[flat_token if flat_token in place_of else end - 1]
                 if span is not None:  # drafts come after it
-                    batch, index = span.compute_state([index], cut.tokens - segment.first), 0
-                pending_arrays += self._make_snapshot(cut.snapshot, StatePlace(batch, index, cut.tokens))
+                    batch, index = span.compute_state([index], planned.tokens - segment.first), 0
+                pending_arrays += self._make_snapshot(planned.snapshot, StatePlace(batch, index, planned.tokens))
             if segment.live:
                 batch, index, span = place_of[end - 1]
                 self._current_places[row] = StatePlace(batch, index, segment.first + segment.count, span)
@@ -253,7 +253,9 @@ class StateStore:
                 key = segment.count, place.batch.shapes, plan.adapters and index
                 verifying.setdefault(key, []).append((np.arange(begin, end, dtype=np.int32), place))
                 continue
-            inner_borders = sorted(begin + cut.tokens - segment.first for cut in self._cuts.get(row, ()))
+            inner_borders = sorted(
+                begin + planned.tokens - segment.first for planned in self._step_snapshots.get(row, ())
+            )
             borders = [begin, *(border for border in inner_borders if border < end), end]
             for first, last in pairwise(borders):
                 part = TokenSpan(np.arange(first, last, dtype=np.int32)[None], goes_on=first > begin)

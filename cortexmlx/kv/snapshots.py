@@ -33,7 +33,9 @@ class RowSnapshot:
 
 @dataclass(frozen=True)
 class StateOps:
-    """A step's work on recurrent states, in order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the step."""
+    """A step's work on recurrent states, in order: `saves`, `begins`, `drops`, `ends`, and `step_snapshots`, which are
+    made during the step.
+    """
 
     saves: tuple[RowSnapshot, ...] = ()
     """Snapshots of states that the last steps computed."""
@@ -43,7 +45,7 @@ class StateOps:
     """Snapshots that are no longer needed."""
     ends: tuple[Row, ...] = ()
     """Rows whose states are no longer needed."""
-    cuts: tuple[RowSnapshot, ...] = ()
+    step_snapshots: tuple[RowSnapshot, ...] = ()
     """Snapshots of states that this step computes within its pieces."""
 
 
@@ -136,16 +138,16 @@ class SnapshotRegistry:
         """Have the next step drop a row's state."""
         self._ends.append(row)
 
-    def take_ops(self, cuts: tuple[RowSnapshot, ...] = ()) -> StateOps:
-        """Return, and clear, all state operations since the last call. `cuts` are those of the step that will carry
+    def take_ops(self, step_snapshots: tuple[RowSnapshot, ...] = ()) -> StateOps:
+        """Return, and clear, all state operations since the last call. `step_snapshots` are of the step that will carry
         them out.
 
         A dropped snapshot is not saved, unless a row begins with it.
         """
         begun_snapshots = {row_snapshot.snapshot for row_snapshot in self._begins}
         saves = tuple(s for s in self._saves if s.snapshot in self._homes or s.snapshot in begun_snapshots)
-        cuts = tuple(s for s in cuts if s.snapshot in self._homes)
-        ops = StateOps(saves, tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
+        step_snapshots = tuple(s for s in step_snapshots if s.snapshot in self._homes)
+        ops = StateOps(saves, tuple(self._begins), tuple(self._drops), tuple(self._ends), step_snapshots)
         for op_list in (self._saves, self._begins, self._drops, self._ends):
             op_list.clear()
         return ops
@@ -359,9 +361,9 @@ class SequenceStates:
         """Whether the model has recurrent states."""
         return self.snapshots is not None
 
-    def take_ops(self, cuts: tuple[RowSnapshot, ...] = ()) -> StateOps:
+    def take_ops(self, step_snapshots: tuple[RowSnapshot, ...] = ()) -> StateOps:
         """Return, and clear, what the next step must do with states."""
-        return NO_STATE_OPS if self.snapshots is None else self.snapshots.take_ops(cuts)
+        return NO_STATE_OPS if self.snapshots is None else self.snapshots.take_ops(step_snapshots)
 
     def longest_resumable(
         self, match: PrefixMatch, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing

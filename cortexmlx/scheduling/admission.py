@@ -442,7 +442,7 @@ class InFlightPrefixes:
     def keep_state(self, block: Key) -> None:
         """Have the job that computes a claimed block keep the recurrent state after the block."""
         if (owner := self._owners.get(block)) is not None:
-            owner.cuts.add((owner.keys.index(block) + 1) * self._block_size)
+            owner.snapshot_positions.add((owner.keys.index(block) + 1) * self._block_size)
 
     def clear(self) -> None:
         """Drop all claims."""

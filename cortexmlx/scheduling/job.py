@@ -85,9 +85,9 @@ class Job:
     """The name of its recurrent state."""
     state_at: int = 0
     """After how many tokens its recurrent state is; 0: no step has computed one."""
-    cuts: set[int] = field(default_factory=set)
+    snapshot_positions: set[int] = field(default_factory=set)
     """After which numbers of tokens a recurrent state, and what windows see, is to be kept."""
-    spare_cuts: set[int] = field(default_factory=set)
+    spare_positions: set[int] = field(default_factory=set)
     """The same, while there is room to spare."""
     has_awaited_state: bool = False
     """Whether it has waited for another job's recurrent state."""

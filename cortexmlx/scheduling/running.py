@@ -220,19 +220,24 @@ class RunningSet:
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
         shared, has_forks = self.shares_prefix(job), max(job.params.n, job.params.best_of or 1) > 1
-        repeat_cut = job.kept_prompt_length - 1
-        next_turn_cut = job.kept_prompt_length - max(job.request.thinking_tag_length, 1)
-        wanted_cuts = (
-            {repeat_cut, next_turn_cut, self._next_turn_anchor(job)} if shared else {repeat_cut} if has_forks else set()
+        repeat_position = job.kept_prompt_length - 1
+        before_thoughts = job.kept_prompt_length - max(job.request.thinking_tag_length, 1)
+        wanted_positions = (
+            {repeat_position, before_thoughts, self._next_turn_anchor(job)}
+            if shared
+            else {repeat_position}
+            if has_forks
+            else set()
         )
         if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
-            wanted_cuts |= {next_turn_cut // self.cache.block_size * self.cache.block_size}
+            wanted_positions |= {before_thoughts // self.cache.block_size * self.cache.block_size}
         if match is not None:
             self.cache.reorder_resume_points(match, self._next_turn_anchor(job))
-        job.cuts = {
-            position for position in wanted_cuts | {match.chain if match else 0} if position > job.num_computed_tokens
+        job.snapshot_positions = {
+            p for p in wanted_positions | {match.chain if match else 0} if p > job.num_computed_tokens
         }
-        job.spare_cuts = self._spare_snapshot_positions(job) - job.cuts if shared and not job.is_pooling else set()
+        spare_positions = self._spare_snapshot_positions(job) if shared and not job.is_pooling else set[int]()
+        job.spare_positions = spare_positions - job.snapshot_positions
 
     def _spare_snapshot_positions(self, job: Job) -> set[int]:
         """Return positions in a prompt for spare snapshots, each twice as far from its end as the next. A later prompt
@@ -261,16 +266,16 @@ class RunningSet:
         """Plan the snapshots of recurrent states in a step that computes so many tokens of each job. There is none
         after a drafted token.
         """
-        cuts = []
+        snapshots = []
         for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():
             end = min(job.num_computed_tokens + count, len(job.tokens))
-            all_cuts = (*job.cuts, *job.spare_cuts)
-            for position in sorted(place for place in all_cuts if job.num_computed_tokens < place <= end):
-                snapshot = self.cache.states.make_snapshot(job.id, position, position in job.spare_cuts)
+            all_positions = (*job.snapshot_positions, *job.spare_positions)
+            for position in sorted(place for place in all_positions if job.num_computed_tokens < place <= end):
+                snapshot = self.cache.states.make_snapshot(job.id, position, position in job.spare_positions)
                 if snapshot is not None:
-                    cuts.append(RowSnapshot(job.row, position, snapshot))
+                    snapshots.append(RowSnapshot(job.row, position, snapshot))
                     self._use_anchor(job)
-        return tuple(cuts)
+        return tuple(snapshots)
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
         """Give a fork its parent's blocks, and room for its tokens. Return the block copies that this takes."""
@@ -323,8 +328,9 @@ class RunningSet:
         if self.shares_prefix(job):
             num_cacheable = job.num_sharable(min(tokens, len(job.tokens)))
             self.cache.register(job.id, job.tokens, num_cacheable, job.keys)
-            for position in sorted(p for p in (*job.spare_cuts, *job.cuts) if previous_stored < p <= num_cacheable):
-                self.cache.add_resume_point(job.id, position, position in job.spare_cuts)
+            all_positions = (*job.spare_positions, *job.snapshot_positions)
+            for position in sorted(p for p in all_positions if previous_stored < p <= num_cacheable):
+                self.cache.add_resume_point(job.id, position, position in job.spare_positions)
         self.changes += 1
 
     def should_cache_newest(self, job: Job) -> bool:

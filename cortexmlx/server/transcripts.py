@@ -256,7 +256,7 @@ class RememberedTurn:
         read = (
             len(self.transcript.text)
             + len(self.transcript.tokens) * _BYTES_PER_TOKEN
-            + len(self.transcript.cuts) * _BYTES_PER_CUT
+            + len(self.transcript.boundaries) * _BYTES_PER_CUT
         )
         return read + answers + _TRANSCRIPT_OVERHEAD
 

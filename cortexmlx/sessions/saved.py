@@ -93,7 +93,7 @@ class SavedConversation:
             **({"unsent": self.unsent} if self.unsent else {}),
             **({} if self.adapter is None else {"adapter": self.adapter}),
             "sampling": sampling_fields,
-            "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
+            "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.boundaries},
         }
         if self.template_vars:
             content["template_vars"] = dict(self.template_vars)

@@ -120,7 +120,7 @@ def find_anchor(
     if common_chars == len(read.text):
         return 0
     if thoughts is not None:
-        for text_index, token_index in read.cuts[:0:-1]:
+        for text_index, token_index in read.boundaries[:0:-1]:
             open_tags = trailing_thinking_tags(read.text[:text_index], thoughts)
             if text_index - len(open_tags) <= common_chars:
                 tag_tokens = tuple(encode(open_tags)) if open_tags else ()
@@ -128,7 +128,7 @@ def find_anchor(
                     not tag_tokens or read.tokens[token_index - len(tag_tokens) : token_index] == tag_tokens
                 )
                 return token_index - len(tag_tokens) if has_whole_tags and token_index < len(read.tokens) else 0
-    text_index, token_index = next(each for each in reversed(read.cuts) if each[0] <= common_chars)
+    text_index, token_index = next(each for each in reversed(read.boundaries) if each[0] <= common_chars)
     token_pairs = zip(encode(read.text[text_index:common_chars]), read.tokens[token_index:], strict=False)
     return token_index + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], token_pairs))
 
@@ -248,7 +248,7 @@ def thoughts_in(message: Message, thoughts: Thoughts | None) -> str:
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a rendered text, without any that a tokenizer adds."""
 
-Cut = tuple[int, int]
+Boundary = tuple[int, int]
 """A place where text and tokens can be split: after this many characters, which are this many tokens."""
 
 
@@ -258,52 +258,48 @@ class Transcript:
 
     A tokenizer need not make the model's own tokens from the model's text: the model may have written a word in other
     pieces, or half a character. So its tokens are kept, and a later text that begins alike continues them. It can leave
-    this transcript only at one of the `cuts`: the ends of what was read and of what was written, (0, 0) first.
+    this transcript only at one of the `boundaries`: the ends of what was read and of what was written, (0, 0) first.
     """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
-    cuts: tuple[Cut, ...] = ((0, 0),)
+    boundaries: tuple[Boundary, ...] = ((0, 0),)
 
     def with_prompt(self, text: str, encode: Encode) -> Transcript:
         """Return the transcript of a new prompt. Where its text agrees with this one's, it reuses the tokens.
 
-        Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last cut before
-        the change on. They are also new if a tokenizer joins characters across a cut.
+        Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last boundary
+        before the change on. They are also new if a tokenizer joins characters across a boundary.
         """
         common = common_length(self.text, text)
-        kept_cuts = [cut for cut in self.cuts if cut[0] <= common]
-        while (new_tokens := _tokens_after(kept_cuts, text, encode)) is None:
-            kept_cuts.pop()
-        tokens = self.tokens[: kept_cuts[-1][1]] + new_tokens
-        return Transcript(text, tokens, _append_cut(kept_cuts, (len(text), len(tokens))))
+        kept_boundaries = [each for each in self.boundaries if each[0] <= common]
+        while (new_tokens := _tokens_after(kept_boundaries, text, encode)) is None:
+            kept_boundaries.pop()
+        tokens = self.tokens[: kept_boundaries[-1][1]] + new_tokens
+        return Transcript(text, tokens, _append_boundary(kept_boundaries, (len(text), len(tokens))))
 
     def with_answer(self, text: str, tokens: Sequence[int]) -> Transcript:
         """Return this transcript followed by the model's answer `text`, with the `tokens` that it generated."""
         if not text:
             return self
         full_text, ids = self.text + text, (*self.tokens, *tokens)
-        return Transcript(full_text, ids, _append_cut(self.cuts, (len(full_text), len(ids))))
+        return Transcript(full_text, ids, _append_boundary(self.boundaries, (len(full_text), len(ids))))
 
 
-def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, ...] | None:
-    """Return the tokens of `text` after the last cut; None if a token lies across that cut.
+def _tokens_after(boundaries: Sequence[Boundary], text: str, encode: Encode) -> tuple[int, ...] | None:
+    """Return the tokens of `text` after the last boundary; None if a token lies across it.
 
-    The text is encoded from the cut before that one. So its beginning has the tokens that it has after other text, and
-    a long conversation is not encoded as a whole at each turn.
+    The text is encoded from the boundary before that one. So its beginning has the tokens that it has after other text,
+    and a long conversation is not encoded as a whole at each turn.
     """
-    text_index = cuts[-1][0]
+    text_index = boundaries[-1][0]
     if text_index in (0, len(text)):
         return tuple(encode(text)) if not text_index else ()
-    start = cuts[-2][0]
-    all_tokens, tokens_before_cut = list(encode(text[start:])), list(encode(text[start:text_index]))
-    return (
-        tuple(all_tokens[len(tokens_before_cut) :])
-        if all_tokens[: len(tokens_before_cut)] == tokens_before_cut
-        else None
-    )
+    start = boundaries[-2][0]
+    all_tokens, tokens_before = list(encode(text[start:])), list(encode(text[start:text_index]))
+    return tuple(all_tokens[len(tokens_before) :]) if all_tokens[: len(tokens_before)] == tokens_before else None
 
 
-def _append_cut(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
-    """Return the cuts with `cut` added, unless the last one is at the same place."""
-    return tuple(cuts) if cut[0] == cuts[-1][0] else (*cuts, cut)
+def _append_boundary(boundaries: Sequence[Boundary], new: Boundary) -> tuple[Boundary, ...]:
+    """Return the boundaries with `new` added, unless the last one is at the same place."""
+    return tuple(boundaries) if new[0] == boundaries[-1][0] else (*boundaries, new)

@@ -30,7 +30,9 @@ TRIAL_TOKENS = 4
 """For how many tokens of a row a slow drafter is asked that was not worth it before."""
 
 SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
-"""After how many tokens it is asked again at first, and later."""
+"""After how many tokens such a drafter is asked again: the shortest after a time when asking was worth it, then twice
+as many after each time when it was not, up to the longest.
+"""
 
 HEAD_WAKES = 16
 """So many tokens of each row before and after it is to be asked again, the model's draft head runs in all steps: a

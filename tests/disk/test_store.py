@@ -12,7 +12,7 @@ from cortexmlx.disk import connector as disks
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.segments import Record
-from cortexmlx.disk.store import KVStore, ReadRequest, open_segment_store, start_store
+from cortexmlx.disk.store import KVStore, ReadRequest, make_segment_store, start_store
 from cortexmlx.errors import InvalidRequest
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
@@ -23,7 +23,7 @@ RECORDS = [record(n) for n in range(6)]
 
 
 def store(path: Path) -> KVStore:
-    segment_store = open_segment_store(path, 1 << 30)
+    segment_store = make_segment_store(path, 1 << 30)
     assert isinstance(segment_store, SegmentStore)
     return KVStore(segment_store, "model")
 
@@ -54,7 +54,7 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    why = open_segment_store(tmp_path / "file" / "store", 1 << 30)
+    why = make_segment_store(tmp_path / "file" / "store", 1 << 30)
     assert isinstance(why, str) and "Not a directory" in why
     assert len(caplog.records) == 1 and "cannot be used" in caplog.text
 
@@ -64,7 +64,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
     given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system gives fewer than the three that it takes."""
-    segment_store = open_segment_store(tmp_path, 1 << 30)
+    segment_store = make_segment_store(tmp_path, 1 << 30)
     assert isinstance(segment_store, SegmentStore)
     begun: list[threading.Thread] = []
     start = threading.Thread.start

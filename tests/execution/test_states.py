@@ -87,7 +87,7 @@ def test_what_the_next_step_takes_as_it_is_is_not_evaluated_for_itself() -> None
     assert evaluated(plan_of(StepKind.MIXED, (1, 0, 3))) == 1
     assert evaluated(plan_of(StepKind.DECODE, (1, 3, 1))) == 0
     assert evaluated(plan_of(StepKind.DECODE, (1, 4, 1), first=False)) == 0
-    cut = StateOps(cuts=(RowSnapshot((1, 0), 6, 7),))
+    cut = StateOps(step_snapshots=(RowSnapshot((1, 0), 6, 7),))
     assert evaluated(plan_of(StepKind.DECODE, (1, 5, 1), states=cut, first=False)) == 1, "the snapshot"
 
 
@@ -132,7 +132,7 @@ def test_the_state_after_a_rows_last_step_can_be_kept_and_no_other() -> None:
 def test_a_piece_is_cut_where_its_state_is_to_be_kept() -> None:
     rows = Rows()
     cuts = (*(RowSnapshot((1, 0), place, place) for place in (2, 4, 5)), RowSnapshot((2, 0), 1, 9))
-    rows.step(plan_of(StepKind.MIXED, (2, 0, 1), (1, 0, 5), states=StateOps(cuts=cuts)), [50, 1, 2, 3, 4, 5])
+    rows.step(plan_of(StepKind.MIXED, (2, 0, 1), (1, 0, 5), states=StateOps(step_snapshots=cuts)), [50, 1, 2, 3, 4, 5])
     ops = StateOps(begins=tuple(RowSnapshot((10 + place, 0), place, place) for place in (2, 4, 5, 9)))
     plan = plan_of(StepKind.DECODE, (12, 2, 1), (14, 4, 1), (15, 5, 1), (19, 1, 1), states=ops)
     assert rows.step(plan, [0] * 4) == [3, 10, 15, 50]

@@ -233,7 +233,7 @@ def test_no_state_is_kept_after_a_draft() -> None:
     shadow, job = began()
     running, known = shadow.scheduler._running_set, len(job.tokens)
     running.cache.states = Mock(**{"make_snapshot.return_value": 7})
-    job.cuts = {known, known + 1, known + 2}
+    job.snapshot_positions = {known, known + 1, known + 2}
     assert [cut.tokens for cut in running.plan_snapshots([(job, 3)])] == [known]
 
 

@@ -82,4 +82,4 @@ def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
     assert gate == owner.keys[4]
     claims.keep_state(gate)
     claims.keep_state(b"of nobody")
-    assert owner.cuts == {20} and not other.cuts
+    assert owner.snapshot_positions == {20} and not other.snapshot_positions

@@ -374,7 +374,7 @@ def test_a_template_that_leaves_out_old_thoughts_is_followed_and_reuse_begins_be
                 talk.ask(question)
             assert str(talk.messages[-1]["content"]).startswith("<think>\n")
             talk.edit(-1, f"{talk.messages[-1]['content']}</think>yes")
-        known = talks[0]._transcript.cuts[-2][1]
+        known = talks[0]._transcript.boundaries[-2][1]
         ours, judge = (talk.ask("a third question") for talk in talks)
         assert ours.token_ids == judge.token_ids and ours.usage.prompt_tokens == judge.usage.prompt_tokens
         thought = len(engine.encode("<think>\n"))

@@ -32,7 +32,7 @@ def test_what_the_model_wrote_keeps_its_tokens() -> None:
     first = Transcript().with_prompt("<a>", encode).with_answer("ab", [3, 4])
     again = first.with_prompt("<a>ab<b>", encode)
     assert again.tokens == (1, 3, 2, 3, 4, 1, 4, 2), "not 5, which is the tokenizer's for ab"
-    assert again.cuts == ((0, 0), (3, 3), (5, 5), (8, 8))
+    assert again.boundaries == ((0, 0), (3, 3), (5, 5), (8, 8))
 
 
 def test_a_template_that_drops_what_was_said_is_followed_from_there() -> None:
@@ -86,10 +86,10 @@ def test_tokens_always_decode_to_the_text_and_begin_with_those_of_a_shared_begin
         del said[len(said) - min(back, len(said) - 1) :]
         before, told = told, told.with_prompt(f"{said[-1]}<{question}>", encode)
         assert decode(told.tokens) == told.text == f"{said[-1]}<{question}>"
-        for chars, count in before.cuts:
+        for chars, count in before.boundaries:
             if told.text.startswith(before.text[:chars]) and told.text[chars : chars + 1] == "<":
                 assert told.tokens[:count] == before.tokens[:count]
         told = told.with_answer(answer, [WORDS[c] for c in answer])
         said.append(told.text)
         assert decode(told.tokens) == told.text
-        assert told.cuts[-1] == (len(told.text), len(told.tokens))
+        assert told.boundaries[-1] == (len(told.text), len(told.tokens))

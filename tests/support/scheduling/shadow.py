@@ -58,8 +58,8 @@ class ShadowStates:
             assert plan.states == StateOps()
             return
         self.settle(plan.states)
-        cuts = {(cut.row, cut.tokens): cut.snapshot for cut in plan.states.cuts}
-        assert len(cuts) == len(plan.states.cuts)
+        cuts = {(cut.row, cut.tokens): cut.snapshot for cut in plan.states.step_snapshots}
+        assert len(cuts) == len(plan.states.step_snapshots)
         for segment in plan.segments:
             row, end = (segment.job, segment.generation), segment.first + segment.count
             if not segment.live:
