@@ -178,6 +178,8 @@ class Backoff:
     def __init__(self, most_rows: int, most_tokens: int) -> None:
         self.most_rows = self.rows = most_rows
         self.most_tokens = self.tokens = most_tokens
+        self.holds_back = False
+        """Whether a refusal has lowered the bounds: a step could have more rows, or more tokens."""
         self._good_steps = 0
 
     def tighten(self, rows: int) -> None:
@@ -185,6 +187,7 @@ class Backoff:
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(MIN_PIECE, self.most_tokens), self.tokens // 2)
         self._good_steps = 0
+        self._update_holds_back()
 
     def relax(self) -> bool:
         """Count a good step, and loosen the bounds after many. Return whether the next steps may have more rows."""
@@ -196,12 +199,12 @@ class Backoff:
         self._good_steps = 0
         self.rows = min(self.most_rows, 2 * self.rows)
         self.tokens = min(self.most_tokens, 2 * self.tokens)
+        self._update_holds_back()
         return True
 
-    @property
-    def holds_back(self) -> bool:
-        """Whether a step could have more rows, or more tokens."""
-        return (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
+    def _update_holds_back(self) -> None:
+        """Note whether the bounds are below those before any refusal."""
+        self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
 
 
 class RefusalRetry:
