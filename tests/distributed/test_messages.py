@@ -348,6 +348,11 @@ def test_rows_choose_the_same_tokens_after_they_were_sent(rows: list[SamplingRow
             assert np.array_equal(np.array(x), np.array(y), equal_nan=x.dtype == mx.float32)
 
 
+def test_penalties_of_an_answer_read_all_of_it() -> None:
+    row = SamplingRow(SamplingParams(frequency_penalty=0.5), 0, [5, 6], [*range(30)])
+    assert tuple(map(list, sampler_tokens(row))) == ([], [*range(30)])
+
+
 def test_a_plain_row_takes_a_few_bytes_however_long_its_text_is() -> None:
     row = SamplingRow(SamplingParams(stop=["x"], max_tokens=9), 7, list(range(4000)), list(range(4000)))
     with_it, without = (
