@@ -145,6 +145,15 @@ def checked_params(params: object) -> SamplingParams:
     return params
 
 
+_OTHER_NAMES = {
+    "client": "an argument of submit and conversation",
+    "num_predict": "max_tokens",
+    "response_format": "structured",
+    "temp": "temperature",
+}
+"""Names that other programs, or other functions here, have for what a sampling parameter is."""
+
+
 def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeywords]) -> SamplingParams:
     """Return `params` (None: the defaults) with the given sampling parameters changed.
 
@@ -153,7 +162,8 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
     base = checked_params(params)
     if not keywords:
         return base
-    _check_known_names("parameter", keywords, [field.name for field in fields(SamplingParams)], "SamplingParams")
+    here = next((f"it is {_OTHER_NAMES[name]} here" for name in keywords if name in _OTHER_NAMES), "see SamplingParams")
+    _check_known_names("parameter", keywords, [field.name for field in fields(SamplingParams)], here)
     return replace(base, **keywords)
 
 
@@ -180,7 +190,7 @@ def takes_options_of(
     def decorate(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
         def checked_init(me: S, *args: Any, **options: Any) -> None:
-            _check_known_names("option", options, config_signature.parameters, f"help({type(me).__name__})")
+            _check_known_names("option", options, config_signature.parameters, f"see help({type(me).__name__})")
             init(me, *args, **options)
 
         me = next(iter(inspect.signature(init).parameters.values()))
@@ -192,8 +202,8 @@ def takes_options_of(
     return decorate
 
 
-def _check_known_names(kind: str, given_names: Iterable[str], names: Collection[str], see: str) -> None:
+def _check_known_names(kind: str, given_names: Iterable[str], names: Collection[str], advice: str) -> None:
     """Raise TypeError for a name that is not in `names`, and suggest the nearest one."""
     unknown_name = next((name for name in given_names if name not in names), None)
     if unknown_name is not None:
-        raise TypeError(f"there is no {kind} {unknown_name!r}{suggest_name(unknown_name, names)}: see {see}")
+        raise TypeError(f"there is no {kind} {unknown_name!r}{suggest_name(unknown_name, names)}: {advice}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,12 +24,14 @@ from cortexmlx.models.folder_config import (
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import STARTER_SAMPLING, ResolvedModel, SourceKind, resolve_model
-from cortexmlx.system.machine import memory_bytes
+from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.arrays import dtype_name
 from cortexmlx.types.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
     from cortexmlx.models.weights_hash import WeightsHash
+
+log = logging.getLogger(__name__)
 
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
 
@@ -180,9 +183,14 @@ def _evaluate(model: Any, path: Path, evaluate_part: Callable[[Any], object] | N
     their place. What is never drawn stays as a chain of keys in memory, 64 KB a model, also after its thread has ended.
     """
     import mlx.core as mx
+    from mlx.utils import tree_flatten
 
     mx.eval(mx.random.state)
     if evaluate_part is None:
+        size, budget = sum(array.nbytes for _, array in tree_flatten(model.parameters())), working_set_bytes()
+        if size > budget:
+            sizes = f"the weights of {path.name} take {format_bytes(size)}, and this machine has {format_bytes(budget)}"
+            log.warning("%s for models: it may be very slow, or fail. `cortexmlx plan` says what fits", sizes)
         mx.eval(model.parameters())
         return
     from cortexmlx.models.folder import translate_weight_errors

@@ -162,6 +162,7 @@ class Conversation:
         whether a call may run; without it, every call runs. `on_event` is told of each call and each result. The turn's
         messages have all calls and results. If a round fails, none of the turn is kept, though functions have run.
         """
+        _require_question(question)
         if not tools:
             return self.stream(question, params, timeout=timeout, **sampling).result(on_progress)
         turn_params = with_keywords(params or self.params, **sampling, tools=tools)
@@ -218,6 +219,7 @@ class Conversation:
         **sampling: Unpack[KeywordsBesideTools],
     ) -> Completion:
         """`ask` for asyncio. Coroutine functions, `approve` too, run in this event loop, others on a thread."""
+        _require_question(question)
         if not tools:
             return await self.astream(question, params, timeout=timeout, **sampling).result(on_progress)
         turn_params = with_keywords(params or self.params, **sampling, tools=tools)
@@ -378,6 +380,8 @@ class Conversation:
         self._check_not_answering()
         if question is None:
             messages = drop_last_answer(self._messages)
+        elif question == "":
+            raise InvalidRequest("the question is empty")
         elif isinstance(question, str):
             messages = (*self._messages, {"role": "user", "content": question})
         else:
@@ -440,6 +444,12 @@ class Conversation:
         tokens, _ = answer_tokens(answer, params, self._reader.eos_token_ids)
         self._messages = (*turn.messages, answer_message(turn, answer, self._reader))
         self._transcript = turn.transcript if tokens is None else turn.transcript.with_answer(answer.raw_text, tokens)
+
+
+def _require_question(question: object) -> None:
+    """Raise InvalidRequest for None, for which `stream` would answer the last question again."""
+    if question is None:
+        raise InvalidRequest("ask needs a question; regenerate() answers the last one again")
 
 
 # Which settings of a saved conversation apply to the model that continues it.

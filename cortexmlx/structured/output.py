@@ -117,6 +117,10 @@ class StructuredOutput:
                 f"structured is {value!r:.80}, but must be a JSON schema (a dict), a type, 'json', or "
                 "StructuredOutput.regex(...), .choice(...) or .grammar(...)"
             )
+        if isinstance(value, Mapping) and value.get("type") in ("json_schema", "json_object"):
+            raise _form_error(
+                "structured is an API's response_format: give the schema itself, or 'json' for any object"
+            )
         return cls.json(value)
 
     @classmethod

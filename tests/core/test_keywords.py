@@ -56,6 +56,10 @@ def test_every_call_takes_them(engine: Engine) -> None:
 def test_a_name_that_is_no_parameter_is_refused_with_what_it_may_mean(engine: Engine) -> None:
     with pytest.raises(TypeError, match=r"no parameter 'max_new_tokens' \(did you mean 'max_tokens'\?\)"):
         engine.generate("hi", max_new_tokens=5)
+    with pytest.raises(TypeError, match="no parameter 'client': it is an argument of submit and conversation here"):
+        engine.generate("hi", client="me")
+    with pytest.raises(InvalidRequest, match="an API's response_format: give the schema itself, or 'json'"):
+        engine.generate("hi", structured={"type": "json_object"})
     with pytest.raises(TypeError, match="no parameter 'strem': see SamplingParams"):
         engine.submit("hi", strem=True)
     with pytest.raises(InvalidRequest, match="temperature is -1"):

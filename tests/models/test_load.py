@@ -59,6 +59,16 @@ def test_dequantizing_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.Mo
     assert loaded.weight_bytes < loaded.parameters
 
 
+def test_weights_that_are_larger_than_the_machines_memory_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_model(write_folder(tmp_path / "m"))
+    assert not caplog.records
+    monkeypatch.setattr("cortexmlx.models.load.working_set_bytes", lambda: 1 << 12)
+    load_model(write_folder(tmp_path / "n"))
+    assert "the weights of n take" in caplog.text and "this machine has 4 KiB for models" in caplog.text
+
+
 def test_a_machine_with_little_memory_keeps_weights_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
     parameters = load_model(path).parameters

@@ -116,6 +116,18 @@ def test_turns_are_taken_back_one_after_the_other(engine: Engine) -> None:
         talk.regenerate()
 
 
+def test_no_question_and_an_empty_one_are_refused_and_no_answer_is_lost(engine: Engine) -> None:
+    talk = engine.conversation(params=WORDS)
+    talk.ask("one")
+    before = talk.messages
+    for question, why in ((None, r"regenerate\(\) answers the last one again"), ("", "the question is empty")):
+        with pytest.raises(InvalidRequest, match=why):
+            talk.ask(question)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=why):
+            asyncio.run(talk.aask(question))  # type: ignore[arg-type]
+    assert talk.messages == before
+
+
 def test_a_turn_that_fails_or_is_not_read_leaves_no_trace(engine: Engine) -> None:
     talk = engine.conversation(params=WORDS)
     talk.ask("one")
