@@ -137,7 +137,8 @@ def batch(
     ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="With --resume: ask again what failed or was cut.")
+        bool,
+        typer.Option("--retry-errors", help="With --resume: ask again what failed or ended before its form was whole."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,

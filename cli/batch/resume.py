@@ -157,10 +157,10 @@ class BatchRunFile:
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
         changed_names = _differing_settings(saved_settings, current_settings)
         if changed_names and not (is_retry and changed_names == ["max_tokens"]):
-            retry = "with --retry-errors ask what was cut, " if changed_names == ["max_tokens"] else ""
+            retry = "--retry-errors to ask again what failed or ended before its form was whole, "
             raise InvalidRequest(
                 f"{self._output.name} was written with other settings ({', '.join(changed_names)}): use the same, "
-                f"{retry}or --force to begin again"
+                f"{retry if changed_names == ['max_tokens'] else ''}or --force to begin again"
             )
         return int(saved_settings["created"])
 

@@ -130,8 +130,9 @@ class SegmentStore:
         if not new or size > self.limit:
             return 0
         self._make_room(size)
-        if shutil.disk_usage(self.path).free < size + FREE_BYTES:
-            raise OSError(errno.ENOSPC, f"{FREE_BYTES >> 30} GiB of the file system are left to others")
+        if (free := shutil.disk_usage(self.path).free) < size + FREE_BYTES:
+            reason = f"the file system has {free >> 20:,} MiB free, of which {FREE_BYTES >> 30} GiB must stay free"
+            raise OSError(errno.ENOSPC, reason)
         name, size, locations = write_segment(self.path, self.secret, model, new)
         try:
             with self._guarded_index() as index:

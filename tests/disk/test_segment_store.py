@@ -160,7 +160,7 @@ def test_what_another_process_changes_at_once_is_no_damage(
 def test_a_disk_that_is_almost_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment_store = opened(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 29))
-    with pytest.raises(OSError, match="are left to others"):
+    with pytest.raises(OSError, match="MiB free, of which 1 GiB must stay free"):
         segment_store.write("model", RECORDS)
     assert not list(tmp_path.glob("*.safetensors"))
 
