@@ -630,7 +630,7 @@ def _to_json(turn: RememberedTurn) -> dict[str, Any]:
 def _from_json(record: dict[str, Any], id: str) -> RememberedTurn:
     prompt_record = record["read"]
     transcript = Transcript(
-        prompt_record["text"], tuple(prompt_record["tokens"]), tuple((a, b) for a, b in prompt_record["cuts"])
+        prompt_record["text"], tuple(prompt_record["tokens"]), tuple((a, b) for a, b in prompt_record["boundaries"])
     )
     answer, *earlier_answers = (_answer_from_json(each) for each in record["answers"])
     return RememberedTurn(transcript, record["place"], answer, tuple(earlier_answers), id)

@@ -187,6 +187,7 @@ class Conversation:
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
         params = with_keywords(params or self.params, **sampling)
+        _require_text(question)
         reply = Reply(self._prepare_turn(self._with_question(question), params, timeout)(None))
         self._open = ref(reply)
         return reply
@@ -201,6 +202,7 @@ class Conversation:
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
         params = with_keywords(params or self.params, **sampling)
+        _require_text(question)
         reply = AsyncReply(partial(self._prepare_turn, self._with_question(question), params, timeout))
         self._open = ref(reply)
         return reply
@@ -380,8 +382,6 @@ class Conversation:
         self._check_not_answering()
         if question is None:
             messages = drop_last_answer(self._messages)
-        elif question == "":
-            raise InvalidRequest("the question is empty")
         elif isinstance(question, str):
             messages = (*self._messages, {"role": "user", "content": question})
         else:
@@ -444,6 +444,12 @@ class Conversation:
         tokens, _ = answer_tokens(answer, params, self._reader.eos_token_ids)
         self._messages = (*turn.messages, answer_message(turn, answer, self._reader))
         self._transcript = turn.transcript if tokens is None else turn.transcript.with_answer(answer.raw_text, tokens)
+
+
+def _require_text(question: object) -> None:
+    """Raise InvalidRequest for an empty question."""
+    if question == "":
+        raise InvalidRequest("the question is empty")
 
 
 def _require_question(question: object) -> None:

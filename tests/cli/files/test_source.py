@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import os
-import threading
+import queue
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.cli.files.source import InputFormat, _pipe_lines, is_jsonl, open_ahead, open_lines
 from cortexmlx.errors import InvalidRequest
+from support.patience import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -102,17 +104,26 @@ def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
         list(_pipe_lines(pipe, "-", InputFormat.auto))
 
 
-@pytest.mark.parametrize(("silent", "patience"), [(0.4, 0.1), (0.0, 30.0)])
+@pytest.mark.parametrize("silent", [True, False])
 def test_a_pipe_that_nobody_writes_to_is_waited_for_and_that_is_said(
-    silent: float, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cortexmlx.cli.files.source._SILENCE_SECONDS", patience)
-    pipe = tmp_path / "pipe"
+    monkeypatch.setattr("cortexmlx.cli.files.source._SILENCE_SECONDS", 0.1 if silent else PATIENCE)
+    pipe, notes = tmp_path / "pipe", queue.Queue[str]()
+    monkeypatch.setattr("cortexmlx.cli.files.source.console.print_note", notes.put)
     os.mkfifo(pipe)
-    threading.Timer(silent, pipe.write_bytes, [b"one\n"]).start()
-    with open_lines(str(pipe), InputFormat.auto) as lines:
-        assert [line for line in lines if line] == [b"one"]
-    assert (f"waiting for somebody to write to {pipe} ..." in capsys.readouterr().err) is (silent > patience)
+
+    def write() -> None:
+        if silent:
+            assert notes.get(timeout=PATIENCE) == f"waiting for somebody to write to {pipe} ..."
+        pipe.write_bytes(b"one\n")
+
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(write)
+        with open_lines(str(pipe), InputFormat.auto) as lines:
+            assert [line for line in lines if line] == [b"one"]
+        written.result()
+    assert notes.empty()
 
 
 def test_the_beginning_of_a_line_that_has_come_is_not_taken_for_a_value_over_several_lines() -> None:
