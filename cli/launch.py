@@ -37,6 +37,11 @@ from cortexmlx.models.resolve import STARTER
 from cortexmlx.server.model_pool import client_model_name
 from cortexmlx.system.files import home_folder, state_folder
 
+FIRST_TOKEN_MS = 3_600_000
+"""How long an agent waits for a first token, in milliseconds. Claude Code and Codex give up after 300,000, whatever the
+server sends meanwhile; 20,000 tokens of instructions may take longer.
+"""
+
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
 
@@ -259,6 +264,8 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context),
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(context),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output),
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(FIRST_TOKEN_MS),
+            "API_TIMEOUT_MS": str(FIRST_TOKEN_MS),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             **dict.fromkeys(("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"), ""),
         }
@@ -272,6 +279,7 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "model_providers.cortexmlx.base_url": f"{server.url}/v1",
             "model_providers.cortexmlx.wire_api": "responses",
             "model_providers.cortexmlx.env_key": KEY_VARIABLE,
+            "model_providers.cortexmlx.stream_idle_timeout_ms": FIRST_TOKEN_MS,
         }
         arguments = [
             word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")

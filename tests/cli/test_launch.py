@@ -34,7 +34,7 @@ SERVER = AgentServer("http://127.0.0.1:9", "sesame", "org/my model", 40_960)
 
 AGENT = """#!{python}
 import json, os, signal, sys, time, urllib.request
-told = {{name: value for name, value in os.environ.items() if name.startswith(("ANTHROPIC", "CLAUDE", "NO_PROXY"))}}
+told = {{name: value for name, value in os.environ.items() if name.startswith(("ANTH", "CLAUDE", "API_T", "NO_PROXY"))}}
 settings = sys.argv[sys.argv.index("--settings") + 1]
 about = {{"told": told, "words": sys.argv[1:], "settings": json.load(open(settings)), "file": settings}}
 headers = {{"Authorization": "Bearer " + told["ANTHROPIC_AUTH_TOKEN"]}}
@@ -98,6 +98,7 @@ def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(l
     assert told["ANTHROPIC_MODEL"] == model["id"] == "tiny"
     context = str(model["context_length"])
     assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == told["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == context
+    assert int(told["CLAUDE_STREAM_IDLE_TIMEOUT_MS"]) > 300_000 < int(told["API_TIMEOUT_MS"]), "both end by default"
     assert told["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(model["context_length"] // 8)
     assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
     log = tmp_path / "cortexmlx" / "launch.log"
@@ -155,6 +156,7 @@ def test_codex_is_told_in_arguments_without_the_key() -> None:
         40_960,
     )
     provider = said["model_providers"]["cortexmlx"]
+    assert provider["stream_idle_timeout_ms"] > 300_000  # which is Codex's default
     assert provider["base_url"] == "http://127.0.0.1:9/v1" and provider["wire_api"] == "responses"
     assert setup.environment == {provider["env_key"]: "sesame"}
 
