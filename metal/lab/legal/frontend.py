@@ -77,9 +77,9 @@ def _cindex() -> Any:
         raise ToolchainMissing(
             "no libclang to judge Metal text with: install its wheel, `pip install libclang==18.1.1`"
         )
-    import clang.cindex
+    from clang import cindex  # `import clang.cindex` on two threads at once may find `clang` without it
 
-    return clang.cindex
+    return cindex
 
 
 def available() -> bool:
