@@ -221,6 +221,9 @@ SUBCOMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
 )
 """The subcommands of commands: of which command, name, function and summary."""
 
+_OWN_CLASSES = {chat: OptionalValueCommand, doctor: OptionalValueCommand, launch: LaunchCommand}
+"""The classes of commands that parse their arguments in a way of their own."""
+
 for name, command, summary in COMMANDS:
     if children := [each for each in SUBCOMMANDS if each[0] == name]:
         group = typer.Typer(cls=CommandGroup, invoke_without_command=True, rich_markup_mode=None)
@@ -229,5 +232,4 @@ for name, command, summary in COMMANDS:
             group.command(child_name, short_help=child_summary, cls=Subcommand)(child)
         app.add_typer(group, name=name, short_help=summary)
         continue
-    kinds = {chat: OptionalValueCommand, doctor: OptionalValueCommand, launch: LaunchCommand}
-    app.command(name, short_help=summary, cls=kinds.get(command, Subcommand))(command)
+    app.command(name, short_help=summary, cls=_OWN_CLASSES.get(command, Subcommand))(command)

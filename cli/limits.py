@@ -40,6 +40,7 @@ def cut_reason(completion: Completion, params: SamplingParams, engine: Engine) -
 
 
 FORM_CUT = "before the form is whole"
+"""What each note says of an answer that ends within its form: batch finds these answers by it."""
 
 
 def incomplete_form_note(completion: Completion, params: SamplingParams, end_reason: str = "") -> str:

@@ -146,10 +146,8 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
     """Return a case for each of `shape.rows` with a prompt; or else one per long prompt, and one of 16 short ones."""
     if shape.rows:
-        make_cases = (
-            (_cached_prefill_case if test.depth else _prefill_case, test) for test in shape.rows if test.prompt
-        )
-        return [make(contest, test) for make, test in make_cases]
+        tests = [test for test in shape.rows if test.prompt]
+        return [(_cached_prefill_case if test.depth else _prefill_case)(contest, test) for test in tests]
     long_cases = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
     return [*long_cases, _prefill_case(contest, SpeedTest(20, 0, 16, 0))] if long_cases else []
 

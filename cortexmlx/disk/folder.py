@@ -67,11 +67,9 @@ def open_folder(path: Path) -> bytes:
         try:
             with open_regular_file(path / SECRET) as file:
                 status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid():
-                    user = os.geteuid()
-                    raise PermissionError(
-                        f"{path / SECRET} belongs to user {status.st_uid}, not to user {user}, who runs this"
-                    )
+                if status.st_uid != (user := os.geteuid()):
+                    owner = f"belongs to user {status.st_uid}, not to user {user}, who runs this"
+                    raise PermissionError(f"{path / SECRET} {owner}")
                 secret = file.read(_SECRET_BYTES + 1)
             private = not status.st_mode & _OTHERS
             if len(secret) == _SECRET_BYTES and private:

@@ -183,11 +183,12 @@ def _evaluate(model: Any, path: Path, evaluate_part: Callable[[Any], object] | N
     their place. What is never drawn stays as a chain of keys in memory, 64 KB a model, also after its thread has ended.
     """
     import mlx.core as mx
-    from mlx.utils import tree_flatten
+
+    from cortexmlx.models.weights import weight_bytes
 
     mx.eval(mx.random.state)
     if evaluate_part is None:
-        size, budget = sum(array.nbytes for _, array in tree_flatten(model.parameters())), working_set_bytes()
+        size, budget = weight_bytes(model), working_set_bytes()
         if size > budget:
             sizes = f"the weights of {path.name} take {format_bytes(size)}, and this machine has {format_bytes(budget)}"
             log.warning("%s for models: it may be very slow, or fail. `cortexmlx plan` says what fits", sizes)

@@ -186,9 +186,7 @@ class Conversation:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        params = with_keywords(params or self.params, **sampling)
-        _require_text(question)
-        reply = Reply(self._prepare_turn(self._with_question(question), params, timeout)(None))
+        reply = Reply(self._bind_turn(question, params, timeout, sampling)()(None))
         self._open = ref(reply)
         return reply
 
@@ -201,9 +199,7 @@ class Conversation:
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
-        params = with_keywords(params or self.params, **sampling)
-        _require_text(question)
-        reply = AsyncReply(partial(self._prepare_turn, self._with_question(question), params, timeout))
+        reply = AsyncReply(self._bind_turn(question, params, timeout, sampling))
         self._open = ref(reply)
         return reply
 
@@ -412,6 +408,15 @@ class Conversation:
         with forget_images_after(self._reader):
             return begin_turn(self._reader, self._transcript, messages, shown_messages, self.template_vars, calls)
 
+    def _bind_turn(
+        self, question: Question | None, params: Params, timeout: float | None, sampling: SamplingKeywords
+    ) -> Callable[[], Callable[[Listener | None], StartedTurn]]:
+        """Return `_prepare_turn` with its arguments for a question. Raises InvalidRequest for what cannot be asked."""
+        turn_params = with_keywords(params or self.params, **sampling)
+        if question == "":
+            raise InvalidRequest("the question is empty")
+        return partial(self._prepare_turn, self._with_question(question), turn_params, timeout)
+
     def _prepare_turn(
         self, messages: tuple[Message, ...], params: SamplingParams, timeout: float | None
     ) -> Callable[[Listener | None], StartedTurn]:
@@ -444,12 +449,6 @@ class Conversation:
         tokens, _ = answer_tokens(answer, params, self._reader.eos_token_ids)
         self._messages = (*turn.messages, answer_message(turn, answer, self._reader))
         self._transcript = turn.transcript if tokens is None else turn.transcript.with_answer(answer.raw_text, tokens)
-
-
-def _require_text(question: object) -> None:
-    """Raise InvalidRequest for an empty question."""
-    if question == "":
-        raise InvalidRequest("the question is empty")
 
 
 def _require_question(question: object) -> None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 20 * 2**20
 """Bytes of a file: a photo of 48 megapixels has 5 to 15 MB. OpenAI's API takes as many for an image."""
 
+VISION_INSTALL = "pip install 'pillow>=13,<14'"
+"""Installs what images need, wherever this package is: see `SERVER_INSTALL`."""
+
 MAX_PIXELS = 64_000_000
 """Pixels of an image, checked before it is decoded, which takes 7 to 16 bytes of memory a pixel (WEBP takes the most).
 Telephones make photos of 48 to 50 million. Models see 16 million at most.
@@ -203,9 +206,9 @@ def _import_pillow() -> Any:
         import PIL
         import PIL.Image
     except ModuleNotFoundError:
-        raise CortexError("images need Pillow: `pip install 'pillow>=13,<14'`") from None
+        raise CortexError(f"images need Pillow: `{VISION_INSTALL}`") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
-        raise CortexError(f"images need Pillow 13, not {PIL.__version__}: `pip install 'pillow>=13,<14'`")
+        raise CortexError(f"images need Pillow 13, not {PIL.__version__}: `{VISION_INSTALL}`")
     _silence_libtiff(Path(PIL.__file__).parent)
     return PIL.Image
 

@@ -21,6 +21,7 @@ from cortexmlx.models.resolve import STARTER_SAMPLING
 from cortexmlx.server import application
 from cortexmlx.server.settings import SERVER_INSTALL
 from cortexmlx.system.files import cache_folder, state_folder
+from cortexmlx.vision.images import VISION_INSTALL
 from support.pages import PAGES, ROOT, read
 
 HOME = Path("~")
@@ -88,7 +89,8 @@ def test_nobody_is_sent_to_a_package_that_is_not_there() -> None:
     """Somebody else may take the name before us: docs/release.md says what a maintainer does first."""
     project = tomllib.loads(read("pyproject.toml"))["project"]
     assert not any("5 - Prod" in each or "4 - Beta" in each for each in project["classifiers"])
-    assert f"pip install {' '.join(map(repr, project['optional-dependencies']['server']))}" == SERVER_INSTALL
+    for extra, install in (("server", SERVER_INSTALL), ("vision", VISION_INSTALL)):
+        assert f"pip install {' '.join(map(repr, project['optional-dependencies'][extra]))}" == install
     texts = [
         *PAGES,
         *(path.relative_to(ROOT).as_posix() for top in ("cortexmlx", "cli") for path in (ROOT / top).rglob("*.py")),
