@@ -215,45 +215,51 @@ class _Comparison:
         """Return the report `draft`, completed by comparing the prompt with `known_paths`, the newest first."""
         version = self.path.version
         same_model = [each for each in known_paths if each.version.identity == version.identity]
-        near, shared, repeat = self._find_nearest([each for each in same_model if each.version == version])
-        other, shared_with_other, _ = self._find_nearest([each for each in same_model if each.version != version])
-        if other is not None and shared_with_other >= shared + repeat.tokens + MIN_RECOMPUTED:
-            return replace(draft, known_tokens=shared_with_other, reason=RecomputeReason.ADAPTER)
-        if near is not None and repeat.tokens >= MIN_RECOMPUTED:
-            return self._explain(near, shared, repeat, replace(draft, recomputed_tokens=repeat.tokens))
-        if shared + repeat.tokens < MIN_RECOMPUTED:
+        same_version = [each for each in same_model if each.version == version]
+        shared = [_count_common(self.path.tokens, each.tokens) for each in same_version]
+        known = max(shared, default=0)
+        near, repeat = self._find_nearest(same_version, shared)
+        with_other = [_count_common(self.path.tokens, p.tokens) for p in same_model if p.version != version]
+        known_with_other = max(with_other, default=0)
+        if known_with_other >= known + repeat.tokens + MIN_RECOMPUTED:
+            return replace(draft, known_tokens=known_with_other, reason=RecomputeReason.ADAPTER)
+        draft = replace(draft, known_tokens=known)
+        if repeat.tokens >= MIN_RECOMPUTED:
+            draft = replace(draft, recomputed_tokens=repeat.tokens)
+            return self._explain(same_version[near], shared[near], repeat, draft)
+        if known + repeat.tokens < MIN_RECOMPUTED:
             for each in known_paths:
                 is_begun = 0 < len(each.messages) == common_prefix_length(each.messages, self.path.messages)
                 if is_begun and each.version.identity != version.identity:
                     tokens = min(len(each.tokens), len(self.path.tokens))
                     detail = f"`{each.version.name}`"
                     return replace(draft, recomputed_tokens=tokens, reason=RecomputeReason.MODEL, detail=detail)
-        return replace(draft, known_tokens=shared)
+        return draft
 
-    def _find_nearest(self, paths: Sequence[PromptPath]) -> tuple[PromptPath | None, int, _Repeat]:
-        """Return the path with most of the prompt's tokens, the length of their common prefix, and the tokens that they
-        share after it: none if one of them is the prefix of the other.
+    def _find_nearest(self, paths: Sequence[PromptPath], shared: Sequence[int]) -> tuple[int, _Repeat]:
+        """Return the index of the path that explains the prompt, and its tokens that are computed again: those after
+        the longest of the beginnings that the paths share with the prompt, of `shared` tokens. It is the path with that
+        beginning, unless another one has clearly more of them; they are none if the beginning is all of it or of the
+        prompt.
         """
-        tokens = self.path.tokens
-        shared = [_count_common(tokens, each.tokens) for each in paths]
-        if not paths:
-            return None, 0, _NO_REPEAT
-        longest = max(range(len(paths)), key=shared.__getitem__)
-        if min(len(tokens) - shared[longest], len(paths[longest].tokens) - shared[longest]) < MIN_RECOMPUTED:
-            return paths[longest], shared[longest], _NO_REPEAT
-        best = (paths[longest], shared[longest], _NO_REPEAT)
-        for each, common in zip(paths, shared, strict=True):
-            repeat = _find_repeat(tokens[common:], each.tokens[common:])
-            if common + repeat.tokens > best[1] + best[2].tokens:
-                best = each, common, repeat
-            if best[1] + best[2].tokens >= len(tokens) - MIN_RECOMPUTED:
+        tokens, known = self.path.tokens, max(shared, default=0)
+        order = sorted(range(len(paths)), key=shared.__getitem__, reverse=True)
+        if not paths or min(len(tokens), len(paths[order[0]].tokens)) - known < MIN_RECOMPUTED:
+            return 0, _NO_REPEAT
+        near, best = order[0], _NO_REPEAT
+        for index in order:
+            common = shared[index]
+            repeat = _find_repeat(tokens[common:], paths[index].tokens[common:], known - common)
+            if repeat.tokens >= best.tokens + MIN_RECOMPUTED:
+                near, best = index, repeat
+            if best.tokens >= len(tokens) - known - MIN_RECOMPUTED:
                 break
-        return best
+        return near, best
 
     def _explain(self, near: PromptPath, shared: int, repeat: _Repeat, draft: CacheReport) -> CacheReport:
         """Return the report of a prompt that differs from a path after `shared` tokens, and repeats some later."""
         old, new, offset = self._changed_texts(near, shared, repeat)
-        draft = replace(draft, known_tokens=shared, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
+        draft = replace(draft, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
         if self.source is None:
             return draft
         if min(near.tokens[shared], self.path.tokens[shared]) < 0:
@@ -372,8 +378,8 @@ class _Repeat(NamedTuple):
 _NO_REPEAT = _Repeat(0, 0, 0)
 
 
-def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
-    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`."""
+def _find_repeat(new: IntArray, old: IntArray, skipped: int) -> _Repeat:
+    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`; its first `skipped` do not count."""
     if min(len(new), len(old)) < _RUN:
         return _NO_REPEAT
     new_hashes, old_hashes = _hash_runs(new), _hash_runs(old)
@@ -386,7 +392,7 @@ def _find_repeat(new: IntArray, old: IntArray) -> _Repeat:
         return _NO_REPEAT
     first = int(found.argmax())
     covered = np.convolve(found, np.ones(_RUN, np.int8)) > 0
-    return _Repeat(int(covered.sum()), int((old_hashes == new_hashes[first]).argmax()), first)
+    return _Repeat(int(covered[skipped:].sum()), int((old_hashes == new_hashes[first]).argmax()), first)
 
 
 def _hash_runs(tokens: IntArray) -> npt.NDArray[np.int64]:

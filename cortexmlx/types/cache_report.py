@@ -79,7 +79,8 @@ class CacheReport:
         if self.reason is None:
             found = self.memory_tokens + self.disk_tokens
             disk = f", {self.disk_tokens:,} of them on disk" if self.disk_tokens else ""
-            return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}; nothing known was computed again"
+            new = "fewer than 32 known ones were computed again"
+            return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}; {new}"
         words = [] if self.reason is RecomputeReason.TEXT else [_WORDS[self.reason]]
         place = self._place()
         if self.old or self.new:

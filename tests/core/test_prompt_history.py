@@ -69,6 +69,26 @@ def test_the_nearest_of_several_conversations_is_compared() -> None:
     assert (found.recomputed_tokens, found.reason, found.old) == (0, None, "")
 
 
+def test_the_conversation_whose_tokens_were_found_explains_the_rest() -> None:
+    """Not one that leaves the prompt within them, though it repeats as much."""
+    history, first, decoder = PromptHistory(), text(1), Letters()
+    tell(history, first)
+    tell(history, np.where(np.arange(400) == 20, 1, first))
+    report = tell(history, np.where(np.arange(400) == 200, 2, first))
+    assert (report.known_tokens, report.recomputed_tokens, report.character) == (200, 199, 200)
+    assert report.new[16] == decoder.decode([2]) and report.old[16] == decoder.decode([first[200]])
+
+
+def test_what_was_found_is_not_computed_again() -> None:
+    """A conversation that leaves the prompt earlier explains what follows, and only that, if it alone has it."""
+    history, first, second = PromptHistory(), text(1), text(2)
+    second[:200] = np.where(np.arange(200) == 20, 1, first[:200])
+    tell(history, first)
+    tell(history, second)
+    report = tell(history, np.where(np.arange(400) == 20, 1, first))
+    assert (report.known_tokens, report.recomputed_tokens, report.character) == (200, 200, 20)
+
+
 def test_memory_is_bounded_and_those_who_asked_last_keep_theirs() -> None:
     history = PromptHistory(max_bytes=100_000)
     for number in range(200):

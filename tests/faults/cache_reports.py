@@ -60,9 +60,16 @@ FAULTS = (
     Fault(
         "the newest path is compared, whatever it has",
         HISTORY,
-        "if common + repeat.tokens > best[1] + best[2].tokens:",
-        "if best[2] is _NO_REPEAT:",
+        "if repeat.tokens >= best.tokens + MIN_RECOMPUTED:",
+        "if best is _NO_REPEAT:",
     ),
+    Fault(
+        "the conversation that changed first is compared, though another one was found",
+        HISTORY,
+        "key=shared.__getitem__, reverse=True)",
+        "key=shared.__getitem__)",
+    ),
+    Fault("what was found counts as computed again", HISTORY, "covered[skipped:]", "covered"),
     Fault(
         "evicted blocks are blamed on states",
         HISTORY,
