@@ -409,8 +409,8 @@ class SelectableBackend(Protocol):
 
 
 def reproducible_mlx_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
-    """Return the MLX method that gives a row the same bits alone and in any batch: row by row. Where a CPU rounds
-    coarsely (`coarse`), it is the reference path, but only for options that some mlx-lm model has.
+    """Return the MLX method that gives a row the same bits alone and in any batch. It is the row-by-row method, or the
+    reference path on a CPU that rounds coarsely (`coarse`), if some mlx-lm model has these options.
     """
     of_no_model = slopes or (softcap and sinks)
     return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
@@ -485,7 +485,7 @@ class KernelSelector:
         if method in MLX_METHODS:
             return MLX_METHODS[method]
         if method is not None:
-            forced_variant = _force_kernel(variant, method)
+            forced_variant = _replace_kernel(variant, method)
             if self.refusal_reason(forced_variant) is None:
                 return forced_variant
         if self.is_approved(variant):
@@ -533,7 +533,7 @@ class SelectableKernels:
         variant = _default_variant(layer)
         default_method = DecodeMethod(f"{variant.kernel.value} kernel")
         methods = (default_method, *(method for method in KERNEL_METHODS if method is not default_method))
-        return tuple(method for method in methods if refusal(_force_kernel(variant, method)) is None)
+        return tuple(method for method in methods if refusal(_replace_kernel(variant, method)) is None)
 
     def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
         """Return the layer's default kernel, or the row-by-row method if no kernel serves it."""
@@ -543,15 +543,15 @@ class SelectableKernels:
         """Return the function that computes a layer's decode attention with a method. Raises CannotServe."""
         if method in MLX_METHODS:
             return MLX_METHODS[method]
-        variant = _force_kernel(_default_variant(layer), method)
+        variant = _replace_kernel(_default_variant(layer), method)
         reason = self._selector.refusal_reason(variant)
         if reason is not None:
             raise CannotServe(reason)
         return partial(self._decode, variant)
 
 
-def _force_kernel(variant: Variant, method: DecodeMethod) -> Variant:
-    """Return the variant, with the kernel of a method in the place of the default kernel."""
+def _replace_kernel(variant: Variant, method: DecodeMethod) -> Variant:
+    """Return the variant, changed to use the kernel of `method`."""
     kernel = KERNEL_METHODS[method]
     return variant if variant.kernel is kernel else replace(variant, forced_kernel=kernel)
 

@@ -90,7 +90,7 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """Return one note per variant left to the reference path: label and reason; an error message may add lines."""
+        """Return one note for each variant left to the reference path, with its label and the reason."""
         return tuple(f"{label}: {reason}" for label, reason in sorted(self._approval.notes.items()))
 
     def kernel_checks(
@@ -411,17 +411,17 @@ class ShortPieceRows:
         return bool(self._short_pieces)
 
     def step(self, block_size: int, null_block: int) -> GroupStep:
-        """Return the step with these rows. Its queries are in the order that `reorder_queries` returns."""
+        """Return the step with these rows. Its queries must be in the order that `reorder_queries` returns."""
         if self._step is None:
             self._step = self._make_step(block_size, null_block)
         return self._step
 
     def reorder_queries(self, queries: mx.array) -> mx.array:
-        """Return the queries of the original step in the order of this step."""
+        """Bring the original step's queries into the order of the step that `step` returns."""
         return queries if self._order is None else queries[self._order]
 
     def restore_order(self, output: mx.array) -> mx.array:
-        """Return the results of this step in the order of the original step."""
+        """Bring the results of the step that `step` returns into the order of the original step."""
         return output if self._inverse_order is None else output[self._inverse_order]
 
     def _make_step(self, block_size: int, null_block: int) -> GroupStep:

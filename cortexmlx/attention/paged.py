@@ -53,7 +53,7 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What decides which kernels can serve a layer's `paged_attention`: query dtype, heads, head size, used options."""
+    """What decides which kernels can serve a layer's attention: query dtype, heads, head size, options in use."""
 
     dtype: str
     """The dtype of the queries."""

@@ -34,12 +34,12 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 @dataclass(frozen=True)
 class TokenSpan:
     """Flat tokens of a step that a recurrent module gets in one call, `[rows, length]`: single tokens of some rows, or
-    consecutive ones of a row, or of several rows that verify equally many drafts. With `goes_on`, it begins with the
-    state after the span before it.
+    consecutive ones of a row, or of several rows that verify equally many drafts. With `continues_previous`, it begins
+    with the state after the previous span.
     """
 
     tokens: IntArray
-    goes_on: bool = False
+    continues_previous: bool = False
     is_verified: bool = False
     """Whether some of its last tokens may be taken back, so that its calls are recorded."""
 
@@ -49,8 +49,8 @@ class TokenSpan:
         return len(self.tokens) == 1 and self.tokens.size > 1
 
     def select(self, array: mx.array, tokens: int) -> mx.array:
-        """Return the span's share of an array: of `[tokens, 1, ...]` its tokens, of `[tokens]` (positions) each row's
-        first. Any other array does not belong to tokens, and is returned unchanged.
+        """Return the span's part of an array: its tokens of an array `[tokens, 1, ...]`, or each row's first position
+        of positions `[tokens]`. Any other array does not belong to tokens, and is returned unchanged.
         """
         if array.ndim > 1 and array.shape[:2] == (tokens, 1):
             return _take_tokens(array, self.tokens.ravel()).reshape(*self.tokens.shape, *array.shape[2:])
@@ -100,7 +100,7 @@ class SpanStep:
 
 class RecurrentCache(PipelineSender):
     """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself. From `begin` to `end` it
-    has `caches`, one of mlx-lm's for each span of `step`. Arrays with which its module is called go to `feed` first.
+    has `caches`, one of mlx-lm's for each span of `step`. Before a module is called, `feed` gets its input arrays.
     """
 
     lengths = left_padding = None
@@ -142,7 +142,7 @@ class RecurrentCache(PipelineSender):
         results: list[Any] = []
         old_states: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
-            if part.goes_on:  # the states that the module changed in the span before
+            if part.continues_previous:  # the states that the module changed in the span before
                 for slot, (old, new) in enumerate(zip(old_states, self.caches[index - 1].cache, strict=True)):
                     if new is not old:
                         cache.cache[slot] = new
@@ -168,7 +168,7 @@ class RecurrentCache(PipelineSender):
         shifted = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
             values = _take_tokens(new, part.tokens.ravel()).reshape(*part.tokens.shape, *new.shape[1:])
-            previous_values = self.caches[index - 1].cache[slot] if part.goes_on else cache.cache[slot]
+            previous_values = self.caches[index - 1].cache[slot] if part.continues_previous else cache.cache[slot]
             previous_values = mx.zeros_like(values[:, -1]) if previous_values is None else previous_values
             shifted.append(
                 mx.concatenate([previous_values[:, None], values[:, :-1]], axis=1).reshape(-1, *new.shape[1:])
@@ -195,8 +195,8 @@ def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> No
 
 
 class RecordedCall:
-    """A recurrent module's call with some rows' tokens, the last of which are drafts. From it, the state after the
-    accepted tokens is computed if drafts are rejected.
+    """A recurrent module's call with tokens of some rows, of which the last ones are drafts. It can compute the state
+    after the accepted tokens if drafts are rejected.
 
     A token's results depend on no later token. So what the module's own modules gave (its products, say) is kept, and
     its method runs again with their first tokens. No weights are read: all that is left is the recurrence.
@@ -237,7 +237,7 @@ class RecordedCall:
         return result
 
     def arrays(self) -> Iterator[mx.array]:
-        """Yield the arrays that are kept."""
+        """Yield all arrays that the record keeps in memory: inputs and outputs."""
         yield from (value for value in (*self._inputs, *self._kwargs.values()) if isinstance(value, mx.array))
         yield from (*self._outputs.values(), *self._token_outputs.values())
 
@@ -389,7 +389,7 @@ class _TouchLog:
         self.touching_modules: list[nn.Module] = []
 
     def record_touch(self) -> None:
-        """Record that the running module touches a state; not a pipeline's own module, which only waits for a send."""
+        """Record that the running module touches a state, unless it is a pipeline's, which only waits for a send."""
         if self.running_modules and not isinstance(self.running_modules[-1], PipelineMixin):
             self.touching_modules.append(self.running_modules[-1])
 

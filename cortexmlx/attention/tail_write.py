@@ -247,7 +247,7 @@ class TailWriter:
         return [KernelCheck(variant.label, partial(self._is_approved, variant)) for variant in variants]
 
     def _serves(self, variant: TailWriteVariant) -> bool:
-        """Return whether a kernel variant may be used, cached."""
+        """Return whether a kernel variant may be used. The answer is computed once per variant."""
         if variant not in self._approvals:
             self._approvals[variant] = self._is_approved(variant)
         return self._approvals[variant]
