@@ -131,8 +131,8 @@ class KVArena:
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of
-        `Quantization`. Drop the reference before the next write.
+        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of `Quantization`.
+        Drop what is returned before the next write.
         """
         return self._slabs[layer]
 
@@ -176,7 +176,7 @@ class KVArena:
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
-    def write_scratch(self) -> None:
+    def write_scratch_slots(self) -> None:
         """Write zeros to each slab's last slot, which belongs to no token. Lazy; nothing else may be in flight."""
         for slab in self._slabs.values():
             for array in slab:

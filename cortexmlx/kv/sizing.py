@@ -51,8 +51,8 @@ _NO_LIMIT = 1 << 40
 
 
 def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
-    """Return the bytes of one token in all layers while it is inside every window. 36 layers with 8 KV heads of d=128
-    at 2 bytes: 147,456 bytes (144 KiB).
+    """Return the bytes of one token in all layers while it is inside every window. For example, 36 layers with 8 KV
+    heads of d=128 at 2 bytes take 147,456 bytes (144 KiB).
 
     `itemsize` is the number of bytes of a number, here and below. None takes that of each group's dtype.
     """

@@ -221,5 +221,5 @@ def describe_quantization(groups: Sequence[LayerGroup]) -> str:
 
 
 def _indivisible_dims(specs: Sequence[KVSpec], size: int) -> list[int]:
-    """Return key and value dims that cannot be cut into groups of `size`. A value in its key must end with a group."""
+    """Return the key and value dims that are no multiples of `size`, values that are a part of their keys included."""
     return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})
