@@ -218,7 +218,7 @@ class WeightsDownload:
     def fetch(self, files: Sequence[LargeFile]) -> None:
         """Download missing `files`, several at once. Raises DownloadFailed, or an error of the hub's library."""
         self._blobs.mkdir(parents=True, exist_ok=True)
-        missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
+        missing = [(file, self._partial_size(file)) for file in files if not (self._blobs / file.sha256).is_file()]
         for file, received_bytes in missing:
             self._tally.expect_file(file.size, received_bytes)
         needed_bytes = sum(file.size - received for file, received in missing)
@@ -247,11 +247,11 @@ class WeightsDownload:
                 raise error
 
     def _partial_path(self, file: LargeFile) -> Path:
-        """Return the path of a file while it is not whole."""
+        """Return the path of a file's partial download."""
         return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
 
-    def _partial_bytes(self, file: LargeFile) -> int:
-        """Return how many bytes of a file an earlier download has left; 0 if they are too many."""
+    def _partial_size(self, file: LargeFile) -> int:
+        """Return how many bytes an earlier download left of a file; 0 if more than the file has."""
         try:
             size = self._partial_path(file).stat().st_size
         except OSError:
@@ -304,7 +304,7 @@ class WeightsDownload:
 
     def _download_rest(self, file: LargeFile, stream: BinaryIO) -> str:
         """Append the missing bytes of a file to `stream`, with retries. Return the SHA-256 of the whole file."""
-        if not self._partial_bytes(file):
+        if not self._partial_size(file):
             stream.truncate(0)
         digest, failures = hashlib.sha256(), 0
         with self._partial_path(file).open("rb") as partial_file:
@@ -538,7 +538,7 @@ def cached_repo_names() -> list[str]:
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the closest of `names` and the models beside `name`; empty if none is close."""
+    """Return ` Did you mean ...?` with the closest of `names` or the models beside `name`; empty if none is close."""
     names_by_key = {each.lower(): each for each in (*_models_beside(Path(name)), *names)}
     # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
     names_by_key |= {

@@ -41,8 +41,8 @@ class WeightsHash:
         self._files = FileHash(files, self._open_cache)
 
     def hold_arrays(self, model: Any) -> None:
-        """Note the memory address of each of the model's arrays, and keep the array alive: writing into it then makes a
-        new one elsewhere.
+        """Keep the model's arrays alive, and remember their memory addresses: writing into one then makes a new array
+        elsewhere.
         """
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
         self._held_arrays = {name: _locate_array(array) for name, array in arrays}

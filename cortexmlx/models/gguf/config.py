@@ -220,7 +220,7 @@ def _read_dimensions(meta: GGUFMetadata, architecture: Architecture) -> ModelDim
 
 
 def _count_rows(meta: GGUFMetadata, tensor: str, dims: int) -> int:
-    """Return how many rows a tensor has, which must have `dims` dimensions."""
+    """Return a tensor's number of rows. Raises ModelCorrupt unless it has `dims` dimensions."""
     info = meta.header.tensors.get(tensor)
     if info is None or len(info.shape) != dims:
         raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims} dimensions. Download the file again.")

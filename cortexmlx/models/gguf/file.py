@@ -87,7 +87,7 @@ class TensorInfo:
     """The size of its data in bytes."""
 
     @property
-    def values(self) -> int:
+    def element_count(self) -> int:
         """The number of elements of the tensor."""
         return math.prod(self.shape)
 

@@ -271,7 +271,7 @@ def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> d
 
 
 def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the hints that a template with the variables `names` reads; no hint if `names` is None."""
+    """Return those of the `hints` (variables that may have no effect) that a template with these variables reads."""
     return {name: value for name, value in hints.items() if _reads_variable(name, value, names or frozenset())}
 
 
