@@ -559,8 +559,8 @@ class ImageProcessor:
         """SHA-256 of the settings and the version."""
 
     def count_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image of so many pixels, as `read_size` gives them. Raises InvalidRequest
-        for sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
+        """Return the number of tokens of an image of this size in pixels, as of `read_size`. Raises InvalidRequest for
+        sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
         """
         return self._family.count_tokens(self._compute_checked_grid(width, height))
 
@@ -606,7 +606,7 @@ def _tower_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the file with the settings of images, and its settings: processor_config.json first, like transformers."""
+    """Return the path and the settings of the image processor's file: processor_config.json if it has them."""
     path = folder / "processor_config.json"
     if path.is_file() and isinstance(settings := read_json_object(path).get("image_processor"), dict):
         return path, settings

@@ -64,8 +64,8 @@ class Sight:
     # -- features -----------------------------------------------------------------------------------------------------
 
     def request_features(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
-        """Have the next calls of `advance` compute the features of `images`, as far as the cache holds them together.
-        Return the last image to wait for; None if all are cached. Those stay cached until the next call of `advance`.
+        """Have the next calls of `advance` compute the features of `images`, of as many as the cache can hold together.
+        Return the last image to wait for; None if all are cached. Cached ones stay until the next call of `advance`.
         """
         wanted, size = dict[bytes, PreparedImage](), 0
         for image in images:
@@ -86,9 +86,9 @@ class Sight:
         return self._waiting[0] if self._waiting else None
 
     def advance(self, seconds: float | None) -> None:
-        """Run the tower on the image that waits longest: at least one piece, and more until `seconds` are over, or to
-        the end if None. An image is not begun if its features would evict some that were requested since the last
-        call. If MLX lacks memory, its error is raised, and the image waits no more.
+        """Run the tower on the image that waits longest: at least one piece, and more until `seconds` are over; all
+        pieces if None. An image is not begun if its features would evict some that were requested since the last call.
+        If MLX lacks memory, its error is raised, and the image waits no more.
         """
         image, until = self.current_image, None if seconds is None else time.perf_counter() + seconds
         needed, self._needed = self._needed, set()
