@@ -128,7 +128,7 @@ class GrammarCompiler:
         return replace(calls, tools=tuple(tools)), tuple(notes)
 
     def _relax_tool(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> Tool:
-        """Return a tool that allows any value where a property cannot be enforced, or else any object."""
+        """Return a copy of a tool that allows any value where a property cannot be enforced, or else any object."""
         schema = tool.schema
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MAX_TRIED:

@@ -82,7 +82,7 @@ class _OpenNodes:
             self._check_object(node)
 
     def _check_object(self, node: Schema) -> None:
-        """Keep an object schema open if closing it would forbid properties that a schema applied with it names."""
+        """Keep an object schema open if closing it would forbid properties that a schema for the same value names."""
         groups = self._combined_groups(node)
         naming_groups = [
             group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))
@@ -98,7 +98,7 @@ class _OpenNodes:
             self._keep_open(self._contained_schemas(_list_at(node, "oneOf")))
 
     def _keep_open(self, nodes: Iterator[Schema] | list[Schema]) -> None:
-        """Add schemas to those that stay open."""
+        """Add schemas to those that must stay open."""
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
@@ -235,7 +235,7 @@ _CONTROL = re.compile(r"\\u00(?:[01]|7[fF])|\\x(?:[01]|7[fF])|\x7f")
 
 
 def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
-    """Return the letters of the escapes that JSON of `schema` may use in strings; None if all are allowed.
+    """Return the escape letters (such as n) that strings in JSON of `schema` may use; None if all are allowed.
 
     llguidance knows a property by its plain name. In an object that may have other properties, `\\u0061` would be one
     of those, though every reader takes it for the property `a`. So `\\u` is not allowed there. Only control characters

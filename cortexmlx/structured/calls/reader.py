@@ -253,7 +253,7 @@ class AnswerReader:
     # -- for parsers: calls -------------------------------------------------------------------------------------------
 
     def begin_calls(self) -> None:
-        """Note that a call may begin here. If it turns out to be none, its characters become text."""
+        """Note that calls may begin here. If none does, the characters from here on become text."""
         self._pending_pieces = []
 
     def begin_paragraph(self) -> None:
