@@ -359,7 +359,7 @@ def _fail_if_called(*_: object, **__: object) -> mx.array:
 
 
 def current_identity() -> TimingIdentity:
-    """Return the identity of this machine and software, under which times measured now are stored."""
+    """Return the identity of this machine and its software, under which timings that are measured now are stored."""
     if mx.default_device() == mx.cpu:
         device = f"CPU, {platform.machine()}, {os.cpu_count()} cores"
     else:

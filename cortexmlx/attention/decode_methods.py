@@ -520,7 +520,7 @@ class KernelSelector:
 
 
 class SelectableKernels:
-    """Kernels as a backend with selectable decode methods. `decode` takes a variant and `Attend`'s arguments."""
+    """A backend of kernels with selectable decode methods. `decode` takes a variant and `Attend`'s arguments."""
 
     def __init__(self, selector: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
         self.choices = selector.choices

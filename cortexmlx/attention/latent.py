@@ -87,7 +87,7 @@ class _LatentCache:
         self.offset = layer_cache.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Store latents and rotary keys `[tokens, 1, 1, dim]`; return the handle and, as keys, an identity matrix."""
+        """Store latents and rotary keys `[tokens, 1, 1, dim]`. Return a LatentKV, and for keys an identity matrix."""
         handle = self._layer_cache.update_and_fetch_keys(mx.concatenate([latents, rotary], axis=-1))
         return LatentKV(handle, self._module, latents.shape[-1]), _identity_matrix(rotary.shape[-1], rotary.dtype)
 

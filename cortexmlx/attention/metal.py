@@ -71,7 +71,7 @@ class DecodeKernelStep:
 
 
 class MetalAttention:
-    """`paged_attention` by Metal kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
+    """Computes `paged_attention` by Metal kernels of `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
@@ -353,7 +353,7 @@ class MetalPrefill:
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether rules and check allow the prefill kernel for a layer. Any thread may ask, once per variant."""
+        """Return whether rules and check allow a layer the prefill kernel. Threads may ask for different variants."""
         reason = refusal(variant)
         if not chunks_fit_blocks(variant, attention_window):
             reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
@@ -390,7 +390,7 @@ empty. More rows would read more than what they save.
 
 
 class ShortPieceRows:
-    """A step with short prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) as one-token rows for decode kernels."""
+    """A step whose short prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) become one-token rows for decoding."""
 
     def __init__(self, step: GroupStep) -> None:
         self._original_step = step

@@ -321,7 +321,7 @@ def _rotation_of(module: Any) -> tuple[RopeParameters, mx.array | None] | None:
 
 
 def _norm_of(module: Any) -> HeadNorm | None:
-    """Return the RMSNorm that a module computes, over at most the largest head size; None for any other module.
+    """Return a module's RMSNorm if it is one, of at most the largest head size; None for any other module.
 
     A class that is not MLX's is tried out: its result must have the bits of MLX's, with its weight or one more.
     """

@@ -63,8 +63,8 @@ copies.
 
 
 class KVArena:
-    """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens; one number for all
-    layer groups, or one for each. With `blocks` None, it takes no memory, as after `release`.
+    """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens. `blocks` is one
+    number for all layer groups, or one for each. With None, the arena takes no memory, as after `release`.
 
     Raises MemoryRefused if the system does not give the memory.
     """

@@ -541,7 +541,7 @@ class BlockPool:
             table_end = table.end
 
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
-        """Take one owner from each of a sequence's `blocks`. Return how many blocks became free.
+        """Take one owner from each of the `blocks` of a sequence. Return how many blocks became free.
 
         A block without owners is free, or can be evicted if it is cached, in the order of `blocks`. So callers give the
         ends of texts first, which are of no use without the beginnings. With `evict_first`, they go before all others.

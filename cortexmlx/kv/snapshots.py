@@ -78,8 +78,8 @@ class SnapshotRegistry:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, position: int, spare: bool = False) -> int | None:
-        """Register a new snapshot in `home`, after `position` of its tokens, and return its number. The caller must
-        have the state saved. None if there is one already, or if no snapshots are allowed.
+        """Register a new snapshot in `home`, a sequence's or block's snapshots, after `position` of its tokens. Return
+        its number. The caller must have the state saved. None if there is one already, or if no snapshots are allowed.
 
         A `spare` one begins as superseded, and replaces only superseded ones.
         """
@@ -100,7 +100,7 @@ class SnapshotRegistry:
         return self._count
 
     def move(self, home: Home, position: int, target: Home, target_position: int) -> None:
-        """Move a snapshot to another home. Drop it if the other home has a snapshot at that position already."""
+        """Move a snapshot to the home `target`, at `target_position`. Drop it if that place has a snapshot already."""
         snapshot = home[position]
         if target_position in target:
             self._drop(snapshot)
@@ -110,7 +110,7 @@ class SnapshotRegistry:
         self._homes[snapshot] = (target, target_position)
 
     def drop_all(self, home: Home) -> None:
-        """Drop all snapshots of a home."""
+        """Drop all snapshots of a home: of a sequence, or of a cached block."""
         for snapshot in list(home.values()):
             self._drop(snapshot)
 

@@ -66,8 +66,8 @@ def fetch_config(repo: str) -> Path:
 
 
 def fetch_tensor_files(repo: str, wanted: Callable[[str], bool], on_progress: OnProgress = _ignore_progress) -> Path:
-    """Download config.json and those weight files of `repo` that hold tensors with `wanted` names, by its index. Return
-    their folder in the hub's cache. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
+    """Download config.json and those weight files of `repo` that, by its index, hold tensors with `wanted` names.
+    Return their folder in the hub's cache. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
     """
     if (whole := cached_folder(repo)) is not None:
         return whole
@@ -83,8 +83,8 @@ def fetch_tensor_files(repo: str, wanted: Callable[[str], bool], on_progress: On
 
 
 def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress, files: Sequence[str] | None = None) -> Path:
-    """Download the weights, or only `files`, into the hub's cache, and then the rest of the snapshot with the hub's
-    library, which finds them there. Return the snapshot's folder.
+    """Download the weights, or only `files`, into the hub's cache. Then download the rest of the snapshot with the
+    hub's library, which finds the weights in the cache. Return the snapshot's folder.
     """
     with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
         large = [each for each in list_large_files(repo, folder.name) if files is None or each.name in files]

@@ -389,7 +389,7 @@ class _PatchMaker(Protocol):
 
 
 class _Qwen2VL:
-    """Qwen2-VL and later, Qwen3-VL, Qwen3.5 and later: the image's own size, rounded to whole tokens."""
+    """Patches for Qwen2-VL, Qwen3-VL, Qwen3.5 and later: images keep their size, rounded to whole tokens."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
@@ -416,7 +416,7 @@ class _Qwen2VL:
 
 
 class _Gemma4:
-    """Gemma 4: the image is resized to fill a budget of tokens, keeping its aspect ratio."""
+    """Patches for Gemma 4: images are resized to fill a budget of tokens, keeping their aspect ratio."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.gemma4.image_processing_pil_gemma4")
@@ -441,8 +441,8 @@ class _Gemma4:
 
 
 class _Gemma3:
-    """Gemma 3: every image becomes a square of the same size, with the same number of tokens. No crops
-    of wide images are made, as transformers does on demand.
+    """Patches for Gemma 3: every image becomes a square of the same size, with the same number of tokens. No crops of
+    wide images are made, as transformers does on demand.
     """
 
     merge = 1
@@ -467,7 +467,7 @@ class _Gemma3:
 
 
 class _Pixtral:
-    """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller. One more token ends each row."""
+    """Patches for Pixtral, Mistral 3: images keep their size in whole tokens, or shrink. One more token ends a row."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
