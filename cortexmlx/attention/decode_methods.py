@@ -177,7 +177,7 @@ class BatchClass(NamedTuple):
 
     @property
     def max_total_tokens(self) -> int | None:
-        """The most tokens that all rows of the class see in total; None: no limit."""
+        """The most tokens that all rows of the class see in total; None without a limit."""
         return None if self.rows is None or self.tokens is None else self.rows * self.tokens
 
     @property
@@ -260,7 +260,7 @@ def _copy_row_kv(kv: PagedKV, row: int, oldest_token: int) -> Slab:
 
 
 class _RowSlots:
-    """The arena slots of each row's tokens, cached for a step, and for a whole decode window if all tokens are seen."""
+    """The arena slots of each row's tokens. They are kept for a step, or for a decode window if all tokens are seen."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
@@ -383,7 +383,7 @@ class DecodeChoices:
         self._methods = dict(methods)
 
     def method_for(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
-        """Return the chosen method of a layer in the step of `kv`; None: the backend's rules decide."""
+        """Return the chosen method of a layer in the step of `kv`; None if the backend's rules decide."""
         if not self._methods:
             return None
         return self._methods.get((key, kv.derived.get(BatchClass.from_step, kv.step)))
@@ -435,7 +435,7 @@ class ReferenceAttention:
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _method_for(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
-        """Return the selected decode method; None: the default rules of `reference.attend_rows`."""
+        """Return the selected decode method. None means the default rules of `reference.attend_rows`."""
         if self.choices.reproducible:
             call = AttentionCall.from_arguments(queries, params)
             return reproducible_mlx_method(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)

@@ -326,7 +326,7 @@ class MetalPrefill:
 
     @contextmanager
     def choose_temporarily(self, key: PrefillKey, by_kernel: bool) -> Iterator[None]:
-        """Context: have the kernel, or MLX, compute layers of this `key`. Such layers do not count as served."""
+        """Context: have the kernel (`by_kernel`) or MLX compute layers of this `key`. They do not count as served."""
         choices, approvals = self.choices, self._approvals
         self.choices, self._approvals = {**choices, key: by_kernel}, dict(approvals)
         try:
@@ -344,7 +344,7 @@ class MetalPrefill:
         return self._approvals[variant, fits_blocks]
 
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the prefill kernel is preferred to MLX's attention for a layer: as timed, or else by rules."""
+        """Return whether the prefill kernel is preferred to MLX's attention for a layer, by timing or else by rules."""
         choice = self.choices.get((variant, attention_window))
         return self.is_preferred_by_rules(variant, attention_window) if choice is None else choice
 

@@ -266,7 +266,7 @@ class RecordedCall:
         on_call: Callable[[nn.Module, int, Callable[[], Any]], Any],
         cut: Callable[[mx.array], mx.array],
     ) -> Any:
-        """Call the module with inputs cut by `cut`. `on_call` calls its submodules, except those that get the cache."""
+        """Call the module with inputs that `cut` has cut. `on_call` calls the submodules that do not get the cache."""
         counts: Counter[int] = Counter()
 
         def call_child(child: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,8 +286,8 @@ class RecordedCall:
 def replay_calls(
     calls: Sequence[RecordedCall], states: Sequence[mx.array | None], rows: Sequence[int], tokens: int
 ) -> tuple[mx.array | None, ...]:
-    """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before the
-    calls, of some `rows`.
+    """Return a layer's states of some `rows` after the first `tokens` tokens of its recorded calls. `states` are those
+    rows' states before the calls.
     """
     cache = ArraysCache(len(states))
     cache.cache = list(states)
@@ -412,7 +412,7 @@ class RecurrentProbe:
         return list(self._caches)
 
     def insert_observed(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches, with an observed state in the place of each recurrent leaf."""
+        """Return a probe's caches, with each recurrent leaf replaced by an observed state."""
         return [self._caches.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     @contextmanager
@@ -444,7 +444,7 @@ class RecurrentProbe:
         install_recurrent_hook({type(module) for module in self._touches.touching_modules})
 
     def insert_step_caches(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches, with a real recurrent cache, in `PROBE_STEP`, in place of each recurrent leaf."""
+        """Return a probe's caches, with each recurrent leaf replaced by a real cache, in the step `PROBE_STEP`."""
         leaves = {leaf: RecurrentCache(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
             leaf.begin(PROBE_STEP, [[None] * leaf.size for _ in PROBE_STEP.parts])

@@ -87,7 +87,7 @@ def attend_pieces(
     queries: mx.array, kv: PagedKV, params: AttentionParams, *, one_by_one: bool = False
 ) -> list[mx.array]:
     """Return the attention of the step's prefill pieces, arrays `[tokens, query_heads, 1, value_dim]` in order.
-    `queries` are those of the whole step. Every backend uses it.
+    `queries` are those of the whole step. Every backend uses this function.
 
     Short pieces are computed together; but not with `one_by_one`, so that none depends on its neighbours.
     """

@@ -122,8 +122,8 @@ class KernelCheck:
 
 @dataclass
 class KernelApproval:
-    """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with
-    float64. For any other, a note and one warning say why not, and that `instead` computes it.
+    """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with float64.
+    For any other variant, a note and one warning say why not, and that `instead` takes its place.
     """
 
     check: bool

@@ -42,7 +42,7 @@ _PRUNE_STEP = 2
 
 @dataclass(frozen=True)
 class NormOrigin:
-    """How an array was computed: as `norm` of `input_array`, after which at most axes of length 1 have moved."""
+    """How an array was computed: as `norm` of `input_array`. Axes of length 1 may have moved since."""
 
     module: Any
     norm: HeadNorm

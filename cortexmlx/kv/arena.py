@@ -171,13 +171,13 @@ class KVArena:
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
         """Write new values to `slots` (`[tokens]` int32, or a slice), one `[kv_heads, tokens, dim]` for each array of
-        the slab. It is lazy, and nothing else may be in flight.
+        the slab. The write is lazy, and nothing else may be in flight.
         """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
     def write_scratch_slots(self) -> None:
-        """Write zeros to each slab's last slot, which belongs to no token. Lazy; nothing else may be in flight."""
+        """Write zeros, lazily, to each slab's last slot, which belongs to no token. Nothing else may be in flight."""
         for slab in self._slabs.values():
             for array in slab:
                 array[:, -1:] = 0
@@ -215,7 +215,7 @@ class KVArena:
         self.blocks = target_blocks
 
     def release(self) -> None:
-        """Free all memory, and so all content, also after a failed write. The arena has no blocks until `resize`."""
+        """Free all memory, and so all content, even after a failed write. The arena has no blocks until `resize`."""
         self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 

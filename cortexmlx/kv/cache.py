@@ -95,7 +95,7 @@ class KVCache:
         return None
 
     def blocks_needed(self, tokens: int, match: PrefixMatch | None) -> list[int]:
-        """Count blocks per group for `tokens` tokens that begin with `match`, except those that sequences own now."""
+        """Count the blocks per group for `tokens` tokens that begin with `match`, without blocks that sequences own."""
         matched_tokens, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
         needed_counts = []
         for group, (pool, limit) in enumerate(zip(self.pools, self.tables.max_blocks, strict=True)):
@@ -221,8 +221,8 @@ class KVCache:
         return tuple(loads)
 
     def register(self, seq: int, tokens: Sequence[int], stored_count: int, keys: Sequence[Key] = ()) -> None:
-        """Add a sequence's full blocks, among its first `stored_count` tokens, to the prefix cache, so that others can
-        share them.
+        """Add the full blocks of a sequence's first `stored_count` tokens to the prefix cache, so that others can share
+        them.
 
         These tokens are in the arena, or will be before anyone reads them. `keys` are the known keys of its blocks.
         """
@@ -321,7 +321,7 @@ class KVCache:
     # -- room for a sequence ------------------------------------------------------------------------------------------
 
     def reserve(self, seq: int, tokens: int) -> None:
-        """Make room for a sequence to have `tokens` tokens in total. The last run grows in place, or runs are added.
+        """Make room for a sequence to have `tokens` tokens in total. The last run grows, or new runs are added.
 
         Blocks that windows have passed are given up. Raises KVCacheFull; then nothing else has changed.
         """

@@ -284,7 +284,7 @@ class BlockPools:
             raise pool.cache_full_error(blocks, self.block_size)
 
     def _try_grow(self, group: int, min_added: int) -> None:
-        """Grow a group, and those of equal window, to twice its size, or else by `min_added` blocks, within the limit.
+        """Grow a group, and all groups of equal window, to twice its size, or else by `min_added`, within the limit.
 
         If the system refuses both, lower the limit to what the group has.
         """

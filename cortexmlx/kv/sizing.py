@@ -310,7 +310,7 @@ def check_kv_memory(kv_memory: int, memory: int, working_set: int, machine: str 
 
 
 def kv_memory_warning(kv_memory: int, available_bytes: int, machine: str = "this machine") -> tuple[str, ...]:
-    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left; else no note."""
+    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left; otherwise none."""
     if kv_memory <= available_bytes:
         return ()
     return (

@@ -185,7 +185,7 @@ GROUP_SIZES = (64, 32)
 def quantize_groups(
     groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups with keys and values of `bits` bits; None: unchanged. Recurrent groups stay as they are.
+    """Return the groups with keys and values of `bits` bits (None: unchanged). Recurrent groups stay as they are.
 
     `group_size` None takes the first of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
     does, if the given one does not, or if no layer keeps keys and values.

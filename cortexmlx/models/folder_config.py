@@ -326,7 +326,7 @@ def foreign_settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return a message (without a subject) if the error is about settings that config.json lacks; else None."""
+    """Return what to say of a model if the error is about settings that config.json lacks; None for other errors."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None

@@ -45,7 +45,7 @@ def close_where_safe(schema: Any) -> Any:
 
 
 def close_plain_objects(schema: Any) -> Any:
-    """As `close_where_safe`, but leave objects open that have `patternProperties` or combinators of their own."""
+    """As `close_where_safe`, but objects with `patternProperties` or combinators of their own stay open."""
     if not isinstance(schema, Mapping):
         return schema
     combining_ids = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}
@@ -102,7 +102,7 @@ class _OpenNodes:
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
-        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value need fit only one of a group."""
+        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value may fit only one of each group."""
         groups = [[part] for part in _list_at(node, "allOf")]
         groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]

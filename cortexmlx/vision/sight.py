@@ -111,7 +111,7 @@ class Sight:
         self._drop_current()
 
     def _drop_current(self) -> None:
-        """Remove the current image from those that wait, so that the next one is current."""
+        """Remove the current image from the waiting ones, so that the next one is current."""
         self._pieces = None
         self._waiting.popleft()
 
@@ -138,7 +138,7 @@ class Sight:
         self._step.begin(positions, axes)
 
     def embed(self, tokens: mx.array, pieces: Sequence[FeaturePiece]) -> mx.array:
-        """Return the embeddings `[T, 1, h]` of a step's tokens `[T]`, with those of images from their features."""
+        """Return the embeddings `[T, 1, h]` of a step's tokens `[T]`; those of image tokens are their features."""
         embeddings = self._text.embed_tokens(mx.maximum(tokens, 0))
         layers: list[mx.array] = []
         for piece in pieces:

@@ -344,7 +344,7 @@ def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
 
 
 class OutputHead(Enum):
-    """Where the output projection comes from: the embedding, its own tensor, or either, depending on the file."""
+    """Where the output projection is: in the embedding, in its own tensor, or in either, depending on the file."""
 
     TIED = "tied"
     OWN = "own"

@@ -109,7 +109,7 @@ class GGUFHeader:
 
 
 class _HeaderReader:
-    """Reads a GGUF header's values in order and checks the bytes left: wrong lengths raise an error with the offset."""
+    """Reads a GGUF header's values in order. A wrong length, beyond the bytes left, raises an error with the offset."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data = data

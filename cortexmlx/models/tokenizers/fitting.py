@@ -61,7 +61,7 @@ class ConversationFitter:
         return render(self._form(repaired_messages))
 
     def _apply_needed(self, messages: TemplateMessages, repairs: Sequence[TemplateRepair]) -> TemplateMessages:
-        """Apply those of the `repairs` that the template needs. Return the messages."""
+        """Apply to the messages those of the `repairs` that the template needs. Return the new messages."""
         for repair in repairs:
             if self._repair_needed.get(repair, True):
                 repaired = repair.apply(messages)
@@ -134,7 +134,7 @@ def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> Tem
 
 
 def join_texts(*texts: str, separator: str = "\n\n") -> str:
-    """Join those of the texts that are not empty."""
+    """Join the non-empty texts."""
     return separator.join(text for text in texts if text)
 
 
@@ -379,7 +379,7 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move texts beside calls into the thoughts: gpt-oss's template writes only one, and Gemma 4's ends the turn."""
+    """Move texts beside calls into the thoughts: gpt-oss's template omits one, and Gemma 4's ends the turn."""
 
     def move_text(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and (text := _message_text(each))):

@@ -135,7 +135,7 @@ class CallFormat(ABC):
     ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of an answer that may have calls, and the named grammars that they use. `text` is the rule
         of an answer without calls; empty if that is free text. Free text must not begin with `thoughts_tag`: thoughts
-        have rules of their own, since a trigger in them begins no call.
+        have rules of their own, in which a trigger begins no call.
         """
         trigger_rule = lark.tag_rule(self.trigger, specials)
         free = text or "free_text"

@@ -176,7 +176,7 @@ class Tagged(SeparateArguments):
         yield from super().notes(tool)
 
     def can_write_key(self, key: str) -> bool:
-        """See `SeparateArguments`."""
+        """Return whether this can be the name of an argument in a tag."""
         return _KEY.fullmatch(key) is not None
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:

@@ -123,7 +123,7 @@ def _run_wkv7(dtype: mx.Dtype) -> ResultAndExpected:
 
 
 def cases() -> Iterator[KernelCase]:
-    """Yield the cases of each kernel: every variant whose text differs from the others."""
+    """Yield the cases of each kernel: one for every variant with a text of its own."""
     for dtype, name in ((mx.float32, "float"), (mx.bfloat16, "bfloat")):
         tolerance = TOLERANCE[dtype] * 4
         for variant in ("generic", "masked", "vector", "vector masked", "xtree", "packed"):

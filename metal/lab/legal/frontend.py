@@ -137,7 +137,7 @@ def _compiler_arguments(language: Language, includes: Sequence[Path], header: bo
 
 
 def _virtual_files(preamble: str) -> list[tuple[str, str]]:
-    """Return files that need not be on disk: swizzles, the library under each name that texts include, the preamble."""
+    """Return the files that the front end gets from memory: swizzles, the library under each name, the preamble."""
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
         (str(DIALECT / "legal" / "swizzles.h"), swizzle_header()),

@@ -126,7 +126,7 @@ def _read_line_program(data: bytes, start: int) -> Iterator[LineRow]:
 
 @cache
 def rows_of(library: Path) -> tuple[LineRow, ...]:
-    """Return the whole line table, sorted by address. A row without a file ends a range."""
+    """Return the whole line table, sorted by address. A row without a file ends a range of addresses."""
     data = library.read_bytes()
     place = _find_sections(data).get(".debug_line")
     if place is None:
@@ -140,7 +140,7 @@ def rows_of(library: Path) -> tuple[LineRow, ...]:
 
 
 def line_of(library: Path, address: int) -> int | None:
-    """Return the line of kernel text of the instruction before `address`, a return address; None if unknown."""
+    """Return the kernel text's line of the call that returns to `address`; None if it is unknown."""
     rows = rows_of(library)
     at = bisect_right(rows, address - 1, key=lambda row: row.address) - 1
     # An inlined library function, or no line: take the nearest earlier line of the kernel.

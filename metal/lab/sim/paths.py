@@ -255,7 +255,7 @@ class KernelTokens:
         return self._found[i].end()
 
     def loops(self) -> Iterator[int]:
-        """Return the indices of all `for`, `while` and `do`, with the `while` that ends a `do`."""
+        """Return the indices of all `for`, `while` and `do`, including each `while` that ends a `do`."""
         return (i for i in range(len(self)) if self[i] in _LOOPS)
 
     def pragma_before(self, i: int) -> re.Match[str] | None:
