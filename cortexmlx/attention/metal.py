@@ -97,8 +97,8 @@ class MetalAttention:
         self, calls: Iterable[tuple[int, AttentionCall]], groups: Iterable[LayerGroup], block_size: int
     ) -> list[KernelCheck]:
         """Return the checks to run before the first step: one for each kernel variant that layers with these `calls`
-        need. After them no step compiles a kernel, however many rows, tokens and tail columns it has, because inputs
-        are padded to `SMALL` numbers, below which MLX would compile another kernel.
+        need. After them no step compiles a kernel, however many rows, tokens and tail columns it has: inputs are padded
+        to at least `SMALL` numbers, since MLX would compile another kernel for fewer.
         """
         if not self._approval.check:
             return []

@@ -74,7 +74,7 @@ class ReferenceStep:
         return self._causal[key]
 
     def _visible_mask(self, first: int, last: int, oldest_token: int, end: int | None) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens each of the queries `first .. last` sees, as bools: see `additive_mask`."""
+        """Return, as bools, which tokens each of the queries `first .. last` sees: see `additive_mask`."""
         query, token = np.arange(first, last)[:, None], np.arange(oldest_token, last if end is None else end)
         in_window: npt.NDArray[np.bool_] = token >= self._step.attention_window.oldest_visible(query)
         return in_window if end is not None else in_window & (token <= query)

@@ -239,7 +239,7 @@ def _snapshot_places(entry: PrefixEntry, max_position: int) -> list[int]:
 
 
 def _children_with_snapshots(match: PrefixMatch) -> Iterator[PrefixEntry]:
-    """Yield the newest entries after a match that have snapshots."""
+    """Yield the newest of the entries that follow a match and have snapshots."""
     return islice((e for e in reversed(match.last_node.children.values()) if e.states), _MAX_COMPARED_CHILDREN)
 
 

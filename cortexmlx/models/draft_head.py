@@ -253,8 +253,8 @@ def check_tensors(
 
 
 def _is_unconverted(folder: Path) -> bool:
-    """Return whether the weights are in PyTorch's layout, which mlx-lm tells by the axes of convolutions. Files without
-    any convolution count as converted.
+    """Return whether the weights are in PyTorch's layout, which mlx-lm recognizes by the axes of convolutions. Files
+    without any convolution count as converted.
     """
     for file in sorted(folder.glob("model*.safetensors")):
         for name, entry in read_safetensors_header(file).items():

@@ -102,7 +102,7 @@ class _OpenNodes:
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
-        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value may fit only one of each group."""
+        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value need fit only one per group."""
         groups = [[part] for part in _list_at(node, "allOf")]
         groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]

@@ -162,7 +162,7 @@ def count_weights(module: nn.Module) -> int:
 
 
 def is_fused(dim: int) -> bool:
-    """Return whether MLX has a fused attention kernel, which stores no scores, for heads of `dim` numbers, padded."""
+    """Return whether MLX has a fused attention kernel, which stores no scores, for padded heads of `dim` numbers."""
     return dim <= FUSED_DIMS[-1] and mx.default_device() != mx.cpu
 
 
