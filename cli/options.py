@@ -38,17 +38,15 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="The same, as an option.",
-        show_default=False,
-        autocompletion=complete_model,
-    ),
-]
+
+
+def _model_option(text: str) -> Any:
+    """Return the option --model with this help."""
+    return typer.Option("--model", "-m", metavar="MODEL", help=text, show_default=False, autocompletion=complete_model)
+
+
+ModelOption = Annotated[str | None, _model_option("The same, as an option.")]
+OnlyModel = Annotated[str | None, _model_option(f"A folder, .gguf file, hub id or {STARTER}.")]
 Adapter = Annotated[
     str | None,
     typer.Option(
