@@ -119,6 +119,31 @@ def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture
     )
 
 
+JOINED = """
+import logging, threading
+from cortexmlx.cli import start
+from cortexmlx.cli.terminal import console, progress
+from rich.live import Live
+
+def stop_while_others_print(live, disable=Live._disable_redirect_io):
+    disable(live)
+    others = [threading.Thread(target=tell, args=["told"]) for tell in (console.print_note, logging.warning)]
+    for each in others: each.start()
+    for each in others: each.join(0.2)  # as long as they print, or wait for the end of the bar
+
+Live._disable_redirect_io = stop_while_others_print
+start.log_to_stderr(False)
+with progress.loading_progress("org/model") as show:
+    show(progress.Progress("downloading", 1 << 20, 1 << 21))
+"""
+
+
+def test_a_line_of_another_thread_does_not_join_a_bar_that_is_removed() -> None:
+    with Terminal(program=(sys.executable, "-c", JOINED), command=()) as terminal:
+        assert terminal.exit_code() == 0
+        assert {line for line in terminal.lines() if line.strip()} == {"cortexmlx: told", "root: told"}
+
+
 PROGRAM = (sys.executable, "-m", "cortexmlx")
 
 
