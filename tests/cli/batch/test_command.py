@@ -101,7 +101,8 @@ def test_a_schema_that_cannot_be_enforced_is_refused_once_and_before_out_is_begu
     source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     line = ["batch", str(write_tiny(tmp_path / "m")), str(source), "-o", str(out), "--schema", '{"contains": {}}']
     assert run(line) == 1 and not out.exists()
-    assert capsys.readouterr().err.count("this schema cannot be enforced: Unimplemented keys") == 1
+    err = capsys.readouterr().err
+    assert err.count("this schema cannot be enforced: Unimplemented keys") == 1 and "Leave that out, as" in err
 
 
 def test_answers_whose_form_was_cut_are_asked_again_with_more_tokens(
@@ -315,6 +316,7 @@ def test_a_device_that_is_full_ends_the_run_with_one_message(
     source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert run(["batch", "fake", str(source), "-o", "/dev/full"]) == 1
     err = capsys.readouterr().err
+    assert err.startswith("cortexmlx: 0 answered, 0 failed"), "it was not written"
     assert err.count("error: ") == 1 and "error: /dev/full cannot be written: No space left on device" in err
     assert not Path("/dev/full.run").exists()
 
@@ -426,15 +428,15 @@ def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> No
         ("batch fake {tmp}/in.jsonl -o {tmp}/no/out", 1, "error: no folder {tmp}/no to write out into\n"),
         ("batch fake {tmp}/in.jsonl -o {tmp}/in.jsonl", 1, "error: {tmp}/in.jsonl is both input and output: "),
         ("batch fake {tmp}/in.jsonl -o {tmp}/x --errors {tmp}/x", 1, "error: {tmp}/x is for answers and for errors"),
-        (
-            "batch fake {tmp}/in.jsonl -o /dev/null --resume",
-            1,
-            "error: /dev/null is no file, so there is nothing to continue",
-        ),
+        ("batch fake {tmp}/in.jsonl -o /dev/null --resume", 1, "error: /dev/null is no file, so there is nothing to"),
         ("batch fake {tmp}/in.csv", 1, "error: {tmp}/in.csv is a table: batch reads JSONL"),
         ("batch missing {tmp}/in.jsonl", 1, "error: no model 'missing'"),
         ("batch a b c", 2, "3 arguments, but MODEL and IN are two"),
         ("batch", 2, "Missing argument"),
+        ("batch org/model", 2, "org/model is no file. If it is the model: `"),
+        ("batch {tmp}/in.jsonl out", 2, "in.jsonl is no model: type `"),
+        ("batch fake {tmp}/in.jsonl --json", 2, "No such option: --json (Possible options: --schema json)"),
+        ("batch fake {tmp}/in.jsonl --format json", 2, "Error: Invalid value for '--format': 'json' is not one of"),
     ],
 )
 def test_unusable_files_are_refused_before_anything_is_loaded(
