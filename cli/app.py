@@ -86,7 +86,7 @@ class Subcommand(TyperCommand):
         except Exception as raised:
             error: Any = raised
             if any("--schema" in each.opts for each in self.params):
-                if getattr(error, "option_name", "") in ("--json", "--json-schema"):
+                if getattr(error, "option_name", "") == "--json":
                     error.possibilities = ["--schema json"]
                 elif "'json' is not one of" in str(error):
                     error.message += " For answers in JSON: --schema json"

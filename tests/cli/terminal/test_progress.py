@@ -119,22 +119,23 @@ def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture
     )
 
 
-JOINED = """
-import logging, threading
-from cortexmlx.cli import start
-from cortexmlx.cli.terminal import console, progress
-from rich.live import Live
+JOINED = """if True:
+    import logging, threading
+    from cortexmlx.cli import start
+    from cortexmlx.cli.terminal import console, progress
+    from rich.live import Live
 
-def stop_while_others_print(live, disable=Live._disable_redirect_io):
-    disable(live)
-    others = [threading.Thread(target=tell, args=["told"]) for tell in (console.print_note, logging.warning)]
-    for each in others: each.start()
-    for each in others: each.join(0.2)  # as long as they print, or wait for the end of the bar
+    def stop_while_others_print(live, disable=Live._disable_redirect_io):
+        disable(live)
+        for tell in (console.print_note, logging.warning):
+            other = threading.Thread(target=tell, args=["told"])
+            other.start()
+            other.join(0.2)  # it prints, or waits for the end of the bar
 
-Live._disable_redirect_io = stop_while_others_print
-start.log_to_stderr(False)
-with progress.loading_progress("org/model") as show:
-    show(progress.Progress("downloading", 1 << 20, 1 << 21))
+    Live._disable_redirect_io = stop_while_others_print
+    start.log_to_stderr(False)
+    with progress.loading_progress("org/model") as show:
+        show(progress.Progress("downloading", 1 << 20, 1 << 21))
 """
 
 
