@@ -110,7 +110,7 @@ def launch(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="What the agent gets.", show_default=False)
     ] = None,
-    model_option: options.OnlyModel = None,
+    model_option: options.ModelOption = None,
     show: Annotated[
         bool, typer.Option("--print", help="Only print what the agent would get, of a server that runs.")
     ] = False,

@@ -44,11 +44,10 @@ Model = Annotated[
     ),
 ]
 ModelOption = Annotated[
-    str | None, _option("--model -m", "MODEL", "The same, as an option.", autocompletion=complete_model)
-]
-OnlyModel = Annotated[
     str | None,
-    _option("--model -m", "MODEL", f"A folder, .gguf file, hub id or {STARTER}.", autocompletion=complete_model),
+    _option(
+        "--model -m", "MODEL", f"The model: a folder, .gguf file, hub id or {STARTER}.", autocompletion=complete_model
+    ),
 ]
 Adapter = Annotated[
     str | None,

@@ -186,7 +186,7 @@ def export(
             show_default=False,
         ),
     ] = None,
-    model_option: options.OnlyModel = None,
+    model_option: options.ModelOption = None,
     *,
     config: EngineConfig,
 ) -> None:
@@ -226,7 +226,7 @@ def import_file(
         str | None,
         typer.Option("--client", metavar="NAME", help="For this client of a server with keys.", show_default=False),
     ] = None,
-    model_option: options.OnlyModel = None,
+    model_option: options.ModelOption = None,
     *,
     config: EngineConfig,
 ) -> None:
