@@ -135,7 +135,11 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
                 description += f" · {format_duration(seconds_left)} left"
             bar.update(task, description=description, total=result.all_windows, completed=result.windows)
 
-        yield show
+        try:
+            yield show
+        finally:
+            with console.PRINTING:
+                bar.stop()
 
 
 def result_json(result: Perplexity) -> dict[str, object]:
