@@ -79,6 +79,19 @@ class Subcommand(TyperCommand):
         self.help = adapt_commands(self.help or "")
         super().format_help(ctx, formatter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for another program's words for answers in JSON has those for it here."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as raised:
+            error: Any = raised
+            if any("--schema" in each.opts for each in self.params):
+                if getattr(error, "option_name", "") == "--json":
+                    error.possibilities = ["--schema json"]
+                elif "'json' is not one of" in str(error):
+                    error.message += " For answers in JSON: --schema json"
+            raise
+
 
 class CommandGroup(TyperGroup):
     """A command that has subcommands of its own."""

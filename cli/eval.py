@@ -84,6 +84,10 @@ def evaluate(
             interrupted = True
     for result in results:
         console.print_result(to_json(result_json(result)) if as_json else result_text(result))
+    if interrupted and not results:
+        console.print_note(
+            "stopped before the first window was scored: nothing is known yet. A smaller -c tells sooner"
+        )
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -131,7 +135,11 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
                 description += f" · {format_duration(seconds_left)} left"
             bar.update(task, description=description, total=result.all_windows, completed=result.windows)
 
-        yield show
+        try:
+            yield show
+        finally:
+            with console.PRINTING:
+                bar.stop()
 
 
 def result_json(result: Perplexity) -> dict[str, object]:

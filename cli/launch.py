@@ -30,6 +30,7 @@ from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, load_secret, ser
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
 from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import exit_immediately
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError
@@ -42,11 +43,18 @@ FIRST_TOKEN_MS = 3_600_000
 server sends meanwhile; 20,000 tokens of instructions may take longer.
 """
 
+NOTE_SECONDS = 0.5
+"""How long the end of a server may take without a word."""
+
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
 
 MAX_OUTPUT_TOKENS = 32_000
 """Tokens of an answer that an agent asks for, at most. With a small context it is an eighth of that."""
+
+
+class NoServer(CortexError):
+    """No server of this program runs at an address."""
 
 
 class Agent(StrEnum):
@@ -124,10 +132,12 @@ def launch(
         raise typer.Exit(NOT_INSTALLED)
     try:
         server = find_server(model_option, url)
-    except CortexError:
+    except CortexError as error:
         if show or url is not None:
             raise
         server = None
+        if not isinstance(error, NoServer):
+            console.print_note(f"{error}. This time, launch starts a server of its own")
     if server is not None and (ignored := server_options(context)):
         console.print_note(
             f"the server at {server.url} keeps its own options, without {', '.join(ignored)}: end it first, and launch "
@@ -140,6 +150,9 @@ def launch(
         return
     assert command is not None
     with ExitStack() as stack:
+        note = "the server ends with the step that is under way. Ctrl-C ends it now"
+        waits = threading.Timer(NOTE_SECONDS, console.print_note, [note])
+        stack.callback(waits.cancel)
         log_path, config = state_folder() / "launch.log", replace(config, model=model_option or STARTER)
         log = stack.enter_context(open_log(log_path)) if server is None else None
         if server is None:
@@ -152,6 +165,9 @@ def launch(
             console.print_note(remark)
         agent_stderr = stack.enter_context(redirect_stderr(log)) if log else sys.stderr.fileno()
         code = run_agent(command, make_setup(agent, server), arguments or [], agent_stderr)
+        if log:
+            signal.signal(signal.SIGINT, lambda *_: exit_immediately())
+            waits.start()
     raise typer.Exit(code)
 
 
@@ -166,38 +182,43 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
     none runs there, if it is not ready, wants another key, is another program, or does not have the model.
     """
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
+    headers = {"Authorization": f"Bearer {key or 'none'}", "Content-Type": "application/json"}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(path: str, body: bytes | None = None) -> Any:
+        with opener.open(urllib.request.Request(url + path, body, headers), timeout=2.0) as reply:
+            return json.load(reply)
+
     try:
-        asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key or 'none'}"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(asked, timeout=2.0) as reply:
-            entries = json.load(reply)["data"]
-        contexts = {
-            each["id"]: each["context_length"]
-            for each in entries
+        models = {
+            each["id"]: each
+            for each in ask("/v1/models")["data"]
             if each["owned_by"] == "cortexmlx" and isinstance(each.get("context_length"), int)
         }
-        first = next(iter(contexts))
+        names = (next(iter(models)),) if model is None else (model, client_model_name(model))
+        if found := next((name for name in models if name in names), None):
+            shown = ask("/api/show", json.dumps({"model": found}).encode()) if models[found]["loaded"] else None
+            calls_tools = shown is None or "tools" in shown["capabilities"]
+            return AgentServer(url, key or "none", found, models[found]["context_length"], calls_tools)
     except Exception as error:  # what else listens there may say anything
-        raise CortexError(_why_unusable(url, error, "another key" if key else "a key")) from None
-    names = (first,) if model is None else (model, client_model_name(model))
-    if found := next((name for name in contexts if name in names), None):
-        return AgentServer(url, key or "none", found, contexts[found])
+        raise _unusable(url, error, "another key" if key else "a key") from None
     raise CortexError(
-        f"the server at {url} has no model {model!r}: name one of its own (--model {' or '.join(contexts)})"
+        f"the server at {url} has no model {model!r}: name one of its own (--model {' or '.join(models)})"
     )
 
 
-def _why_unusable(url: str, error: Exception, wanted_key: str) -> str:
-    """Return what to do about a server, from what asking for its models raised."""
+def _unusable(url: str, error: Exception, wanted_key: str) -> CortexError:
+    """Return an error with what to do about a server, from what asking for its models raised."""
     match error:
         case HTTPError(code=401):
-            return f"the server at {url} wants {wanted_key}: set {KEY_VARIABLE} to one of its keys"
+            return CortexError(f"the server at {url} wants {wanted_key}: set {KEY_VARIABLE} to one of its keys")
         case TimeoutError() | URLError(reason=TimeoutError()) | HTTPError(code=503):
-            return f"the server at {url} has not answered within 2 s: its model may still load, so try again later"
+            advice = "its model may still load, so try again later"
+            return CortexError(f"the server at {url} has not answered within 2 s: {advice}")
         case URLError(reason=OSError()):
-            return f"no server runs at {url}: start one with `cortexmlx serve`, or give its address (--url)"
+            return NoServer(f"no server runs at {url}: start one with `cortexmlx serve`, or give its address (--url)")
     advice = "start a server at another port (`cortexmlx serve --port 8001`), and give its address (--url)"
-    return f"another program answers at {url}: {advice}"
+    return NoServer(f"another program answers at {url}: {advice}")
 
 
 def settings_remark(url: str) -> str:
@@ -243,6 +264,12 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
             thread.join()
 
 
+def _own_limit(name: str, most: int) -> str:
+    """Return the number of tokens that the user has set in a variable, if it is from 1 to `most`; else `most`."""
+    own = os.environ.get(name, "")
+    return own if own.isdecimal() and 0 < int(own) <= most else str(most)
+
+
 def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
     """Return what an agent is told of a server: the address, the key, the model and the size of its context."""
     context, output = server.context_length, server.output_tokens
@@ -261,9 +288,9 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
                 ),
                 server.model,
             ),
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(context),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _own_limit("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": _own_limit("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": _own_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", output),
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(FIRST_TOKEN_MS),
             "API_TIMEOUT_MS": str(FIRST_TOKEN_MS),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -353,7 +380,7 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
     """Run an agent to its end, and return its exit code. It gets Ctrl-C itself, being in our process group; other
     signals that would end us are forwarded. If it stops (Ctrl-Z), so do we, and when we continue, so does it.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
+    kept = {name: value for name, value in os.environ.items() if name not in (*setup.removed, KEY_VARIABLE)}
     for name in ("NO_PROXY", "no_proxy"):  # a proxy would read along
         kept[name] = ",".join(filter(None, (kept.get(name), "127.0.0.1")))
     with ExitStack() as stack:

@@ -29,6 +29,11 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in (STARTER, *cached_repo_names()) if name.startswith(incomplete)]
 
 
+def _option(flags: str, metavar: str, help: str, **more: Any) -> Any:
+    """Return an option with these flags, with blanks between them. Its help says what holds without it."""
+    return typer.Option(*flags.split(), metavar=metavar, help=help, show_default=False, **more)
+
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -40,64 +45,34 @@ Model = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="The same, as an option.",
-        show_default=False,
-        autocompletion=complete_model,
+    _option(
+        "--model -m", "MODEL", f"The model: a folder, .gguf file, hub id or {STARTER}.", autocompletion=complete_model
     ),
 ]
 Adapter = Annotated[
     str | None,
-    typer.Option(
-        "--adapter",
-        "--adapter-path",
-        metavar="FOLDER",
-        help="A LoRA or DoRA adapter for the model, or fine-tuned layers.",
-        show_default=False,
-    ),
+    _option("--adapter --adapter-path", "FOLDER", "A LoRA or DoRA adapter for the model, or fine-tuned layers."),
 ]
 Adapters = Annotated[
     list[str] | None,
-    typer.Option(
-        "--adapters",
-        "--lora-modules",
-        metavar="NAME=FOLDER",
-        help="A LoRA adapter that requests may name; may be repeated.",
-        show_default=False,
-    ),
+    _option("--adapters --lora-modules", "NAME=FOLDER", "A LoRA adapter that requests may name; may be repeated."),
 ]
 MaxAdapterRank = Annotated[int, typer.Option("--max-adapter-rank", metavar="N", help="The largest rank of --adapters.")]
 AdapterMemory = Annotated[str, typer.Option("--adapter-memory", metavar="SIZE", help="For all --adapters.")]
 Prompt = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prompt",
-        "-p",
-        metavar="TEXT",
-        help="The prompt; - reads stdin. What is piped in comes first.",
-        show_default=False,
-    ),
+    list[str] | None, _option("--prompt -p", "TEXT", "The prompt; - reads stdin. What is piped in comes first.")
 ]
-System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)]
+System = Annotated[str | None, _option("--system", "TEXT", "System prompt.")]
 TemplateVar = Annotated[
     list[str] | None,
-    typer.Option(
-        "--template-var",
-        metavar="NAME=VALUE",
-        help="A variable of the chat template; VALUE is JSON or text. May be repeated.",
-        show_default=False,
-    ),
+    _option("--template-var", "NAME=VALUE", "A variable of the chat template; VALUE is JSON or text. May be repeated."),
 ]
 FetchImages = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
         "--fetch-images",
-        metavar="HOST",
-        help="Fetch images of requests from this host, like example.com, by https; may be repeated.",
-        show_default=False,
+        "HOST",
+        "Fetch images of requests from this host, like example.com, by https; may be repeated.",
     ),
 ]
 Think = Annotated[
@@ -106,18 +81,9 @@ Think = Annotated[
         "--think/--no-think", help="Thoughts before the answer, where the template has a switch.", show_default=False
     ),
 ]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="End before this; may be repeated.", show_default=False),
-]
+Stop = Annotated[list[str] | None, _option("--stop", "TEXT", "End before this; may be repeated.")]
 Schema = Annotated[
-    str | None,
-    typer.Option(
-        "--schema",
-        metavar="SCHEMA",
-        help="Answer in JSON: a schema, its file, or json for any object.",
-        show_default=False,
-    ),
+    str | None, _option("--schema", "SCHEMA", "Answer in JSON: a schema, its file, or json for any object.")
 ]
 OpenSchema = Annotated[
     bool,
@@ -125,43 +91,25 @@ OpenSchema = Annotated[
         "--open-schema", help="With --schema: other properties than the listed ones, and blanks, are allowed."
     ),
 ]
-Regex = Annotated[str | None, typer.Option("--regex", metavar="TEXT", help="Answer in this form.", show_default=False)]
-Choice = Annotated[
-    list[str] | None,
-    typer.Option("--choice", metavar="A,B", help="Answer one of these; may be repeated.", show_default=False),
-]
+Regex = Annotated[str | None, _option("--regex", "TEXT", "Answer in this form.")]
+Choice = Annotated[list[str] | None, _option("--choice", "A,B", "Answer one of these; may be repeated.")]
 Draft = Annotated[
     str | None,
-    typer.Option(
-        "--draft",
-        "--draft-model",
-        metavar="MODEL",
-        help="What guesses tokens: a smaller model, an assistant, or the original with its draft head.",
-        show_default=False,
+    _option(
+        "--draft --draft-model",
+        "MODEL",
+        "What guesses tokens: a smaller model, an assistant, or the original with its draft head.",
         autocompletion=complete_model,
     ),
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        "--hosts",
-        metavar="HOSTS",
-        help="Spread the model over N processes here, or the machines of MLX's host file.",
-        show_default=False,
-    ),
+    _option("--hosts", "HOSTS", "Spread the model over N processes here, or the machines of MLX's host file."),
 ]
-KVMemory = Annotated[
-    str | None,
-    typer.Option("--kv-memory", metavar="SIZE", help="For keys and values, like 4GB; see `plan`.", show_default=False),
-]
-KVBits = Annotated[
-    int | None, typer.Option("--kv-bits", metavar="N", help="Keys and values of 8 or 4 bits.", show_default=False)
-]
+KVMemory = Annotated[str | None, _option("--kv-memory", "SIZE", "For keys and values, like 4GB; see `plan`.")]
+KVBits = Annotated[int | None, _option("--kv-bits", "N", "Keys and values of 8 or 4 bits.")]
 KVGroupSize = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-group-size", metavar="N", help="Numbers that share a scale: 64 or 32, with --kv-bits.", show_default=False
-    ),
+    int | None, _option("--kv-group-size", "N", "Numbers that share a scale: 64 or 32, with --kv-bits.")
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
 PrefillBudget = Annotated[
@@ -175,19 +123,10 @@ PrefillBudget = Annotated[
 ]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
 KeepFirst = Annotated[
-    int | None,
-    typer.Option(
-        "--keep-first", metavar="N", help="With --keep-last: their first N stay, too (default 4).", show_default=False
-    ),
+    int | None, _option("--keep-first", "N", "With --keep-last: their first N stay, too (default 4).")
 ]
 KeepLast = Annotated[
-    int | None,
-    typer.Option(
-        "--keep-last",
-        metavar="N",
-        help="Let texts outgrow the context: their newest N tokens stay.",
-        show_default=False,
-    ),
+    int | None, _option("--keep-last", "N", "Let texts outgrow the context: their newest N tokens stay.")
 ]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
 Reproducible = Annotated[
@@ -197,13 +136,7 @@ Speculate = Annotated[
     bool, typer.Option("--speculate/--no-speculate", help="Draft tokens that repeat, and verify several in a step.")
 ]
 KVStore = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-store",
-        metavar="FOLDER",
-        help="Where the keys and values of texts are kept for later runs.",
-        show_default=False,
-    ),
+    str | None, _option("--kv-store", "FOLDER", "Where the keys and values of texts are kept for later runs.")
 ]
 NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and values on disk.")]
 KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so many bytes of them.")]

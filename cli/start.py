@@ -71,8 +71,9 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one log record to the current stderr."""
-        self.stream = sys.stderr
-        super().emit(record)
+        with console.PRINTING:
+            self.stream = sys.stderr
+            super().emit(record)
 
 
 class OneLineFormatter(logging.Formatter):

@@ -18,7 +18,7 @@ from cortexmlx.cli.batch.input import BatchReader, RequestIds, read_ids
 from cortexmlx.cli.batch.resume import RunIdentity, skip_done
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
-from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_lines
+from cortexmlx.cli.files.source import STDIN, InputFormat, is_jsonl, open_lines
 from cortexmlx.cli.limits import FORM_CUT
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
@@ -73,7 +73,8 @@ class BatchStatusLine:
         self._stop_event.set()
         self._thread.join()
         if self._status:
-            self._status.stop()
+            with console.PRINTING:
+                self._status.stop()
 
     def _refresh(self) -> None:
         """Show the status again and again until the context ends."""
@@ -170,6 +171,11 @@ def batch(
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
     *model_arguments, source = positional
     model = options.model_name(model_arguments[0] if model_arguments else None, model_option)
+    if model_arguments and not model.endswith(".gguf") and Path(model).is_file():
+        raise typer.BadParameter(f"{model} is no model: type `cortexmlx batch MODEL {model} -o OUT`")
+    has_model, is_readable = model_arguments or model_option, Path(source).exists() and not Path(source).is_dir()
+    if not has_model and source != STDIN and not is_jsonl(source, input_format) and not is_readable:
+        raise typer.BadParameter(f"{source} is no file. If it is the model: `cortexmlx batch {source} FILE`")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = parse_template_vars(template_var, think, raw=raw)

@@ -63,7 +63,7 @@ class BatchRun:
     - `items`: None stands for an item that has not arrived yet.
     - `prepare`: makes the engine's input of one prompt of a request, or raises InvalidRequest.
     - `in_order`: holds records back until those before them are written.
-    - `done_count`, `failed_count`: how many items have finished, and how many of them are errors.
+    - `done_count`, `failed_count`: how many items have finished and could be written; how many of them are errors.
     - `first_failures`: line and message of the first of these errors.
     - `tokens`, `cached_tokens`: generated tokens, and prompt tokens from the cache.
     - `cut_count`: how many answers end before their form is whole. They have a note.
@@ -247,6 +247,8 @@ class BatchRun:
             self._writer.sync()
         except Exception:
             self.has_write_error = True
+            self.done_count -= len(self._records)
+            self.failed_count -= sum(bool(record.get("error")) for record in self._records.values())
             raise
 
 

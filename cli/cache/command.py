@@ -206,8 +206,13 @@ def export(
     else:
         prompt, tools = read_messages(messages)
         config = replace(config, model=options.model_name(None, model_option))
-        with engines.open_engine(config) as engine, engine.pin(prompt, name=name, tools=tools) as pin:
-            size, tokens = pin.export(file), pin.tokens
+        with engines.open_engine(config) as engine:
+            try:
+                with engine.pin(prompt, name=name, tools=tools) as pin:
+                    size, tokens = pin.export(file), pin.tokens
+            except KeyboardInterrupt:
+                console.print_note(f"stopped: {file} was not written. The same command begins again")
+                raise
     console.print_result(f"{to_single_line(name)}: {tokens:,} tokens, {format_bytes(size)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
@@ -15,6 +16,9 @@ from cortexmlx.cli.terminal.region import AboveRegionWriter
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PRINTING = threading.RLock()
+"""Held while a line is printed and while a bar is removed: a line of another thread would join the bar."""
 
 NARROW = 80
 """Columns of a terminal that does not tell its width."""
@@ -67,9 +71,10 @@ def print_message(text: str = "", *, end: str = "\n") -> None:
 
 def _write_safely(stream: TextIO, text: str, *, flush: bool) -> None:
     """Write text to a stream, without control characters on a terminal."""
-    stream.write(strip_controls(text) if stream.isatty() else text)
-    if flush:
-        stream.flush()
+    with PRINTING:
+        stream.write(strip_controls(text) if stream.isatty() else text)
+        if flush:
+            stream.flush()
 
 
 def write_control(stream: TextIO, sequence: str) -> None:

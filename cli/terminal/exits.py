@@ -45,7 +45,7 @@ def exit_codes(debug: bool) -> Iterator[None]:
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: typer prints it, with `Error: ` before it
             usage: Any = error
-            text = f"Error: {adapt_commands(usage.format_message())}"
+            text = f"Error: {adapt_commands(usage.format_message().replace(': Value error, ', ': '))}"
             message = console.wrap_for_terminal(text, sys.stderr).removeprefix("Error: ")
             usage.format_message = lambda: message
             raise

@@ -77,7 +77,7 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
 
         yield show
     finally:
-        with delay_interrupts():
+        with delay_interrupts(), console.PRINTING:
             bar.stop()
 
 
@@ -174,5 +174,6 @@ class PrefillProgress:
 
     def _close_bar(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with console.PRINTING:
+                self._bar.stop()
             self._bar = None

@@ -265,10 +265,7 @@ def _refusal_message(output: StructuredOutput | None, error: str) -> str:
     reason = one_line(error)
     message = f"{form_names.get(output.form, 'this grammar')} cannot be enforced: {reason}"
     if output.form is Form.JSON and not output.lenient and "Unimplemented" in reason:
-        message += (
-            '. StructuredOutput.json(schema, lenient=True), or "strict": false in a body, ignores what '
-            "cannot be enforced"
-        )
+        message += '. Leave that out, as StructuredOutput.json(schema, lenient=True) and "strict": false in a body do'
     return message
 
 

@@ -98,12 +98,13 @@ def test_wrong_use(
 def test_an_interrupt_gives_what_is_known_so_far(
     tiny: Any, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Engine.perplexity
+    whole, last = Engine.perplexity, 5
 
     def interrupted(*self: Any, on_window: Any, **options: Any) -> Any:
         def told(known: Any) -> None:
-            on_window(known)
-            if known.windows == 5:
+            if last:
+                on_window(known)
+            if known.windows >= last:
                 raise KeyboardInterrupt
 
         return whole(*self, on_window=told, **options)
@@ -115,6 +116,9 @@ def test_an_interrupt_gives_what_is_known_so_far(
     assert run(["eval", str(tiny("llama")), str(file), *OPTIONS]) == 130
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" so far") and lines[4].startswith("windows         5 of ")
+    last = 0
+    assert run(["eval", str(tiny("llama")), str(file), *OPTIONS]) == 130
+    assert "stopped before the first window was scored: nothing is known yet" in capsys.readouterr().err
 
 
 def test_the_time_left_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.start import run
 from cortexmlx.errors import CortexError
 from cortexmlx.server import ServerSettings, app
+from support.cli.terminal import Terminal
 from support.clients.listening import listening
 from support.patience import PATIENCE, soon
 
@@ -106,14 +107,38 @@ def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(l
     assert not is_served(url) and not log.stat().st_mode & 0o077
 
 
-def test_the_exit_code_is_the_agents_as_a_shell_has_it() -> None:
+def test_the_exit_code_is_the_agents_as_a_shell_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends, code in (("exit 3", 3), ("kill -9 $$", 137), ("kill -HUP $$; exit 4", 129)):
         assert run_agent("/bin/sh", AgentSetup({}), ["-c", ends], 2) == code
+    monkeypatch.setenv("CORTEXMLX_API_KEY", "3")
+    for setup, code in ((AgentSetup({}), 4), (AgentSetup({"CORTEXMLX_API_KEY": "5"}), 5)):  # only Codex needs it
+        assert run_agent("/bin/sh", setup, ["-c", "exit ${CORTEXMLX_API_KEY:-4}"], 2) == code
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
     try:
         assert run_agent("/bin/sh", AgentSetup({}), ["-c", "kill -HUP $$; exit 4"], 2) == 4
     finally:
         signal.signal(signal.SIGHUP, old)
+
+
+def test_ctrl_c_ends_the_wait_for_a_servers_step_at_once(tmp_path: Path) -> None:
+    (tmp_path / "claude").symlink_to("/bin/true")
+    code = """if True:
+        import contextlib, time
+        from cortexmlx.cli import launch, start
+
+        @contextlib.contextmanager
+        def start_server(config):
+            yield launch.AgentServer("http://127.0.0.1:9", "sesame", "tiny", 65_536)
+            time.sleep(99)  # a step
+
+        launch.start_server, launch.RUNNING_URL = start_server, "http://127.0.0.1:9"
+        start.run(["launch", "claude"])
+    """
+    places = {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    with Terminal(program=(sys.executable, "-c", code), command=(), environment=places) as terminal:
+        terminal.wait_for("the server ends with the step that is under way. Ctrl-C ends it now")
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130 and b"Traceback" not in terminal.raw
 
 
 def test_what_is_not_installed_or_cannot_be_written_is_said_before_a_model_is_loaded(
@@ -144,6 +169,13 @@ def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.C
     for words in (["--settings", "{}"], ["-p", "hi", "--settings=mine.json"]):
         assert run(["launch", "claude", "-m", "/no/model", "--", *words]) == 1
         assert "put yours into ~/.claude/settings.json" in capsys.readouterr().err
+
+
+def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
+    for set_by_user, told in (("100", "100"), ("6000", "5120"), ("0", "5120"), ("many", "5120"), ("", "5120")):
+        monkeypatch.setenv(name, set_by_user)
+        assert make_setup(Agent.claude, SERVER).environment[name] == told
 
 
 def test_codex_is_told_in_arguments_without_the_key() -> None:
@@ -180,35 +212,46 @@ def test_a_model_that_will_not_do_is_told() -> None:
 
 
 def test_a_server_that_runs_is_used_and_printed(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
         Engine(str(folder), kv_memory="8MB", max_rows=2) as engine,
         listening(app(engine, ServerSettings(keys={"sesame": "me"}))) as url,
     ):
         monkeypatch.setattr(launch, "RUNNING_URL", url)
+        monkeypatch.setattr(Engine, "calls_tools", False)
+        monkeypatch.setattr(launch, "run_agent", lambda *told: 0)
+        monkeypatch.setattr(launch, "start_server", lambda config: nullcontext(SERVER))
+        (tmp_path / "claude").symlink_to("/bin/true")
+        monkeypatch.setenv("PATH", str(tmp_path))
         assert run(["launch", "claude", "--print"]) == 1
-        assert f"the server at {url} wants a key: set CORTEXMLX_API_KEY to one of its" in capsys.readouterr().err
+        says = f"the server at {url} wants a key: set CORTEXMLX_API_KEY to one of its keys"
+        assert capfd.readouterr().err == f"error: {says}\n"
+        assert run(["launch", "claude"]) == 0
+        assert f"cortexmlx: {says}. This time, launch starts a server of its own\n" in capfd.readouterr().err
         monkeypatch.setenv("CORTEXMLX_API_KEY", "wrong")
         assert f"the server at {url} wants another key: set" in refusal()
         monkeypatch.setenv("CORTEXMLX_API_KEY", "sesame")
         found = launch.find_server(str(folder))
-        assert found == launch.find_server(None) == AgentServer(url, "sesame", "tiny", engine.longest_request)
+        assert found == launch.find_server(None) == AgentServer(url, "sesame", "tiny", engine.longest_request, False)
+        assert run(["launch", "claude"]) == 0
+        says = " ".join(capfd.readouterr().err.split())
+        assert f"tiny is served at {url} already cortexmlx: tiny calls no tools, and claude sends some" in says
         assert f"the server at {url} has no model 'other': name one of its own (--model tiny)" in refusal("other")
         monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path))
         settings, ours = tmp_path / "settings.json", url.replace("127.0.0.1", "localhost")
         for content in ("no JSON", "[]", json.dumps({"env": {"ANTHROPIC_BASE_URL": ours}})):
             settings.write_text(content)
             assert run(["launch", "claude", "--print"]) == 0
-            out, err = capsys.readouterr()
+            out, err = capfd.readouterr()
             assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out and not err
         settings.write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": "https://a.org"}}))
         assert run(["launch", "claude", "--print", "--kv-memory", "8MB", "--no-speculate"]) == 0
-        options, hidden = capsys.readouterr().err.splitlines()
+        options, hidden = capfd.readouterr().err.splitlines()
         assert f"server at {url} keeps its own options, without --kv-memory, --speculate/--no-speculate: end" in options
         assert f"{settings} sends claude to https://a.org, whatever the environment says: remove ANTHROPIC" in hidden
         assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = capfd.readouterr().out.splitlines()
         assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
         assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
         monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,12 @@ def test_the_commands_carry_messages_and_tools(tmp_path: Path, capsys: pytest.Ca
     one, two = (["--kv-store", str(tmp_path / folder)] for folder in ("one", "two"))
     assert run(["cache", "export", "look", str(file), *one]) == 1
     assert "has no prefix 'look': it has none" in capsys.readouterr().err
-    assert run(["cache", "export", "look", str(file), "-m", str(model), "--messages", str(body), *one, *small]) == 0
+    export = ["cache", "export", "look", str(file), "-m", str(model), "--messages", str(body), *one, *small]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "pin", lambda *prompt, **options: signal.raise_signal(signal.SIGINT))
+        assert run(export) == 130
+    assert f"stopped: {file} was not written. The same command begins again" in capsys.readouterr().err
+    assert run(export) == 0
     assert capsys.readouterr().out.startswith("look: 2")
     assert run(["cache", "import", str(file), *two]) == 0
     assert "tokens of " in capsys.readouterr().out

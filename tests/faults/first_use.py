@@ -12,7 +12,7 @@ FAULTS = (
     Fault("an agent keeps the key of another service", LAUNCH, 'removed=("ANTHROPIC_API_KEY",)', "removed=()"),
     Fault("the server's log is on the agent's screen", LAUNCH, "if log else sys", "if False else sys"),
     Fault("a proxy reads along", LAUNCH, '(kept.get(name), "127.0.0.1")', "(kept.get(name),)"),
-    Fault("an agent compacts too late", LAUNCH, 'AUTO_COMPACT_WINDOW": str(context)', 'AUTO_COMPACT_WINDOW": "0"'),
+    Fault("an agent compacts too late", LAUNCH, '("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context)', '("", 0)'),
     Fault("an agent that fails has succeeded", LAUNCH, "return code if code >= 0", "return 0 if code >= 0"),
     Fault("an agent that is killed has no code", LAUNCH, "else 128 - code", "else code"),
     Fault("whatever listens there is ours", LAUNCH, 'if each["owned_by"] == "cortexmlx"', "if True"),

@@ -88,21 +88,23 @@ def test_what_is_no_record_is_refused_before_anything_is_loaded(
 
 
 def test_errors_stay_when_a_run_that_asks_them_again_does_not_get_that_far(
-    files: tuple[Path, Path], fakes: Fakes
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Other weights under the same name are another model."""
     batch(files)
     with files[1].open("a") as out:
         out.write('{"id": "torn')
     before = files[1].read_bytes()
     fakes.info = replace(fakes.info, identity="other")  # found out when the model is loaded
     assert batch(files, "--resume", "--retry-errors") == 1 and files[1].read_bytes() == before
+    assert "out.jsonl was written with other settings (weights)" in capsys.readouterr().err
 
 
 def test_lines_that_were_not_answered_may_change_and_new_ones_come(files: tuple[Path, Path], fakes: Fakes) -> None:
     batch(files)
     files[0].write_text(files[0].read_text().replace("!fail", "c") + '{"id": "q4", "prompt": "e"}\r\n')
     assert batch(files, "--resume", "--retry-errors") == 0
-    assert asked(fakes) == ["c", "e"] and len(records(files[1])) == 5
+    assert asked(fakes) == ["c", "e"] and [record["id"] for record in records(files[1])] == [f"q{i}" for i in range(5)]
     run_file = files[1].with_name("out.jsonl.run")
     run_file.write_bytes(run_file.read_bytes() + b'{"lines": {"torn')
     assert batch(files, "--resume") == 0 and len(fakes.opened) == 2
@@ -150,13 +152,6 @@ def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
     assert "4 were there already, 1 of them errors: --retry-errors asks them again\n" in capsys.readouterr().err
 
 
-def test_errors_are_asked_again_on_request_and_come_where_they_were(files: tuple[Path, Path], fakes: Fakes) -> None:
-    batch(files)
-    assert batch(files, "--resume", "--retry-errors") == 1
-    assert asked(fakes) == ["!fail"]
-    assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
-
-
 def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Path], fakes: Fakes) -> None:
     errors = files[1].with_name("errors.jsonl")
     assert batch(files, "--errors", str(errors)) == 1
@@ -166,11 +161,6 @@ def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Pa
     assert batch(files, "--resume", "--retry-errors", "--errors", str(errors)) == 0
     assert asked(fakes) == ["c"] and errors.read_text() == ""
     assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
-
-
-def test_without_an_output_to_go_on_with_it_begins(files: tuple[Path, Path], fakes: Fakes) -> None:
-    assert batch(files, "--resume") == 1
-    assert len(records(files[1])) == 4
 
 
 def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it(
@@ -209,7 +199,7 @@ def test_one_run_at_a_time_writes_a_file(
     assert batch(files) == 1 and not files[1].exists()
     assert f"another batch is writing {files[1]}: wait for it" in capsys.readouterr().err
     other.close()
-    assert batch(files) == 1 and files[1].exists()
+    assert batch(files, "--resume") == 1 and len(records(files[1])) == 4, "without an output, it begins"
 
 
 def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path, Path], fakes: Fakes) -> None:
@@ -248,15 +238,6 @@ def test_another_kind_of_run_is_refused_with_what_differs(
     said = f"error: out.jsonl was written with other settings ({what}): use the same, or --force to begin again\n"
     assert capsys.readouterr().err.endswith(said)
     assert files[1].read_bytes() == before and len(fakes.opened) == 1, "before anything is loaded"
-
-
-def test_other_weights_under_the_same_name_are_another_model(
-    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    batch(files)
-    fakes.info = replace(fakes.info, identity="other")
-    assert batch(files, "--resume", "--retry-errors") == 1
-    assert "out.jsonl was written with other settings (weights)" in capsys.readouterr().err
 
 
 def test_an_output_of_unknown_origin_is_refused(

@@ -119,6 +119,32 @@ def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture
     )
 
 
+JOINED = """if True:
+    import logging, threading
+    from cortexmlx.cli import start
+    from cortexmlx.cli.terminal import console, progress
+    from rich.live import Live
+
+    def stop_while_others_print(live, disable=Live._disable_redirect_io):
+        disable(live)
+        for tell in (console.print_note, logging.warning):
+            other = threading.Thread(target=tell, args=["told"])
+            other.start()
+            other.join(0.2)  # it prints, or waits for the end of the bar
+
+    Live._disable_redirect_io = stop_while_others_print
+    start.log_to_stderr(False)
+    with progress.loading_progress("org/model") as show:
+        show(progress.Progress("downloading", 1 << 20, 1 << 21))
+"""
+
+
+def test_a_line_of_another_thread_does_not_join_a_bar_that_is_removed() -> None:
+    with Terminal(program=(sys.executable, "-c", JOINED), command=()) as terminal:
+        assert terminal.exit_code() == 0
+        assert {line for line in terminal.lines() if line.strip()} == {"cortexmlx: told", "root: told"}
+
+
 PROGRAM = (sys.executable, "-m", "cortexmlx")
 
 
