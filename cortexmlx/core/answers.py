@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """Collects, step by step, log-probabilities of a prompt's tokens and of the `top` likeliest ones at each place."""
+    """Collects, step by step, log-probabilities of a prompt's tokens and of the `top` likeliest at each position."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
@@ -47,7 +47,7 @@ class PromptScores:
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
     def add(self, positions: range, scores: TokenScores) -> None:
-        """Add the log-probabilities of the tokens at `positions`. Those of all tokens before must have been added."""
+        """Add the log-probabilities of the tokens at `positions`. No earlier position may still be missing."""
         assert positions.start <= self._scored_count, "tokens of a prompt were left out"
         position_slice, top = slice(positions.start, positions.stop), self._top_ids.shape[1]
         self._logprobs[position_slice] = scores.logprobs
@@ -276,7 +276,7 @@ class OpenAnswer:
         self.group.complete_answer(self, rest, completion)
 
     def _completion_notes(self) -> tuple[str, ...]:
-        """Return the completion's notes: what of its form is not enforced, and what is wrong with its tool calls."""
+        """Return the completion's notes: which constraints are not enforced, and what is wrong with its tool calls."""
         text_notes = tuple(self._text.notes)
         if self.matcher is not None:
             tool_notes = () if self.request.calls is None else self.request.calls.notes
@@ -369,7 +369,7 @@ def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def job_params(params: SamplingParams) -> SamplingParams:
-    """Return the params of a job: with log-probabilities for `best_of`; with one token if the prompt is only scored."""
+    """Return the parameters of a request's jobs: with one token to score a prompt, log-probabilities for `best_of`."""
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:

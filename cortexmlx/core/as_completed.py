@@ -24,7 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """A prompts iterator yields this while its next prompt is not known, so that results can be returned meanwhile."""
+    """What an iterator of prompts yields while it has no next prompt yet, so that results are returned meanwhile."""
 
     NOT_YET = "not yet"
 

@@ -166,7 +166,7 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _encode_image(self) -> None:
-        """Encode a part of an image that requests wait for. They fail if that fails, or is refused memory twice."""
+        """Encode a part of an image. Requests that wait for it fail if this fails, or is refused memory twice."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
@@ -199,7 +199,7 @@ class EngineCore:
     def pin(
         self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
     ) -> tuple[int, int]:
-        """Pin a prompt's whole blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
+        """Pin a prompt's full blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
@@ -220,8 +220,8 @@ class EngineCore:
             self.speculation.forget()
 
     def reset(self) -> None:
-        """Drop all requests, the arena and its owners, and set all counters to zero. An exception may have landed
-        between any two statements, so only the model is trusted.
+        """Drop all requests, the arena and what refers to its blocks, and set all counters to zero. An exception may
+        have landed between any two statements, so only the model is trusted.
 
         The caller fails the handles. If memory is short now, the next step has the arena made.
         """
@@ -448,8 +448,8 @@ class EngineCore:
 
     @contextmanager
     def _memory_change(self) -> Iterator[None]:
-        """Context for a change of memory between two steps. After an exception nobody knows what was changed: it is
-        logged, the arena is made anew, and all rows restart.
+        """Context for a change of memory between two steps. If it raises, log the exception, make the arena anew and
+        restart all rows, since nobody knows what was changed.
         """
         try:
             yield
@@ -653,8 +653,8 @@ that ends its worker would do so for ever.
 
 
 class Recovery:
-    """Restarts the workers after HostLost; as a context manager, after a HostLost that is raised within it. The running
-    requests fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
+    """Restarts the workers of a model on hosts after HostLost. As a context manager, it handles a HostLost
+    raised within. Running requests fail, or begin again if `resume_lost`. Waiting ones wait for the new workers.
 
     A start takes seconds to minutes. So another thread waits for the workers, and the engine's thread ends requests
     that are late or cancelled, and takes new ones. A model in this process never raises HostLost.

@@ -60,7 +60,7 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
     @functools.wraps(init)
     def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> AsyncOpening[C]:
-        """Open one without holding up the event loop: `await` it, or use it in `async with`."""
+        """Open an instance without blocking the event loop: `await` this, or use it in `async with`."""
         return AsyncOpening(lambda: cls(*args, **options))
 
     open.__name__ = "open"
@@ -181,16 +181,16 @@ class InterruptibleCall(Generic[T]):
                 self._has_ended = True
 
 
-def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:
-    """Run `read`, which tokenizes a prompt, for at most `seconds`. None: without a limit, on the caller's thread.
+def tokenize_with_timeout(seconds: float | None, tokenize: Callable[[], T]) -> T:
+    """Return the result of `tokenize`, run for at most `seconds`. None: without a limit, on the caller's thread.
 
-    Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `read` raises.
+    Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `tokenize` raises.
     """
     seconds = checked_timeout(seconds)
     if seconds is None:
-        return read()
+        return tokenize()
     try:
-        return InterruptibleCall(read, "cortexmlx-prompt").result(seconds)
+        return InterruptibleCall(tokenize, "cortexmlx-prompt").result(seconds)
     except queue.Empty:
         raise RequestTimeout(
             f"the prompt was not made into tokens after {seconds:g} s, so the request was not queued: the model's chat "

@@ -80,7 +80,7 @@ class RequestHandle(NotCopyable):
         self._completion: Completion | None = None
         self._error: CortexError | None = None
         self._end: TokenEvent | None = None
-        self._announce: Callable[[], None] | None = None
+        self._event_callback: Callable[[], None] | None = None
         self._end_taken = False
 
     def __repr__(self) -> str:
@@ -155,16 +155,16 @@ class RequestHandle(NotCopyable):
         finally:
             self._waiter_count -= 1
 
-    def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called for each event, queued ones included, and for the error; None ends that. It may be
-        called on any thread, and once too often, when `take` returns None.
+    def set_event_callback(self, callback: Callable[[], None] | None) -> None:
+        """Have `callback` called for each event, queued ones included, and for the error; None ends the calls. They may
+        come on any thread, and once too often: then `take` returns None.
         """
         with self._lock:
-            self._announce = announce
+            self._event_callback = callback
             pending_count = len(self._events) + self.ended
-        if announce is not None:
+        if callback is not None:
             for _ in range(pending_count):
-                announce()
+                callback()
 
     def take(self) -> TokenEvent | None:
         """Return the next event or None, without waiting. The last event comes even if `wait` has returned it."""
@@ -194,9 +194,9 @@ class RequestHandle(NotCopyable):
                 self._state = RequestState.CANCELLED if is_cancelled else RequestState.FINISHED
             if self._waiter_count:
                 self._condition.notify_all()
-            announce = self._announce
-        if announce is not None:
-            announce()
+            callback = self._event_callback
+        if callback is not None:
+            callback()
         self._call_listener(event)
 
     def fail(self, error: CortexError) -> None:
@@ -204,17 +204,17 @@ class RequestHandle(NotCopyable):
         with self._lock:
             self._set_failed(error)
             self._condition.notify_all()
-            end, announce = self._end, self._announce
+            end, callback = self._end, self._event_callback
         assert end is not None
-        if announce is not None:
-            announce()
+        if callback is not None:
+            callback()
         self._call_listener(end)
 
     def abandon(self, error: CortexError) -> None:
         """Fail the request in a forked child, where no other thread holds the lock or waits. Call no listener."""
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
-        self._listener = self._announce = None
+        self._listener = self._event_callback = None
         self._set_failed(error)
 
     def _set_failed(self, error: CortexError) -> None:

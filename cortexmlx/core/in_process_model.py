@@ -279,7 +279,7 @@ class InProcessModel:
 
     @property
     def can_cut_back(self) -> bool:
-        """Whether any number of tokens can be removed from a sequence: all layers keep keys and values, in blocks."""
+        """Whether a sequence can be cut back to any length, since all layers keep keys and values, in blocks."""
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:

@@ -15,7 +15,7 @@ from typing import Unpack
 from weakref import ref
 
 from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, checked_params, with_keywords
-from cortexmlx.core.event_loop import read_with_timeout
+from cortexmlx.core.event_loop import tokenize_with_timeout
 from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
@@ -422,7 +422,7 @@ class Conversation:
     ) -> Callable[[Listener | None], StartedTurn]:
         """Render and tokenize a turn. Return a function that submits its request and returns the started turn."""
         start_time = time.monotonic()
-        turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        turn = tokenize_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
         turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)

@@ -70,7 +70,7 @@ def test_that_program_uses_every_name_and_every_method() -> None:
         "abandon",
         "owner",
         "check_waiting",
-        "announce",
+        "set_event_callback",
         "take",
         "wait",
     }  # with a handle
