@@ -53,7 +53,7 @@ class RunningSet:
 
     @property
     def jobs_by_start(self) -> list[Job]:
-        """The running jobs in the order in which they got rows. A client's rows go to its jobs by priority and age."""
+        """The running jobs in the order in which they got rows, but those of one client by priority and age."""
         jobs_by_order = sorted(self.jobs, key=lambda j: j.order)
         starts: dict[str | None, list[int]] = {}
         for job in self.jobs:

@@ -21,7 +21,7 @@ class TokenDraft:
 
     tokens: Sequence[int]
     """They follow `job.tokens`, so the first of them may be in flight."""
-    likeness: int = 0
+    confidence_class: int = 0
     """Drafts of one drafter that have the same number are about equally often right."""
     certain: bool = False
     """Whether no other tokens can be chosen there."""
@@ -59,7 +59,7 @@ class SlowDrafter(Drafter, Protocol):
 
 
 class MeanTimes:
-    """Running means of measured times by numbers of rows. Numbers of the same bit length, as 4 to 7, share a mean."""
+    """Running means of measured times by number of rows. Numbers of equal bit length, such as 4 to 7, share a mean."""
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
