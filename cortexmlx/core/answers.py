@@ -82,7 +82,7 @@ class AnswerGroup:
         return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._completions)
 
     def add_pooled_part(self, part: Vector) -> None:
-        """Add a step's sum of the prompt's hidden states to that of earlier steps, or set the prompt's last logits."""
+        """Add a step's sum of hidden states to the prompt's sum so far, or set the prompt's last logits."""
         self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
     def begin_decoding(self) -> None:
@@ -232,7 +232,7 @@ class OpenAnswer:
         return text.stopped
 
     def count_drafts(self, drafted_count: int, accepted_count: int) -> None:
-        """Count the drafted tokens that were verified, and those of them that were accepted."""
+        """Count the drafted tokens that were verified, and how many of them were accepted."""
         self._drafted_count += drafted_count
         self._accepted_count += accepted_count
 

@@ -394,7 +394,7 @@ class EngineCore:
             self.requests.apply_cancellations(plan)
 
     def _measure_step(self, standalone_seconds: float) -> float:
-        """Return the last step's seconds: since the one before was collected, or `standalone_seconds` after a pause."""
+        """Return the last step's seconds, since the previous one was collected; after a pause, `standalone_seconds`."""
         now, previous_time = time.perf_counter(), self._last_collect_time
         self._last_collect_time = now
         return standalone_seconds if previous_time is None else now - previous_time
@@ -413,7 +413,7 @@ class EngineCore:
         the arena's growth was refused. A request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refusal.why)
-        arena_stays = refusal.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
+        arena_stays = refusal.is_resize and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
         rows_running = self.scheduler.rows_running
         is_no_jobs_fault = arena_stays or self.scheduler.has_large_piece
         job = None if is_no_jobs_fault else largest_job(plan, self.scheduler.jobs)
@@ -483,7 +483,7 @@ class EngineCore:
         """Shrink the arena to the cache's size. If the system refuses the smaller arena, keep the old one."""
         refusal = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
-        if refusal is None or not refusal.of_arena or not min(self.runner.blocks):
+        if refusal is None or not refusal.is_resize or not min(self.runner.blocks):
             return refusal
         self.cache.pools.grow(self.runner.blocks)
         return None

@@ -100,7 +100,7 @@ class EngineModel(Protocol):
         """Drop everything but the weights, after an exception at an unknown place. `make_cache` must follow."""
 
     def adapter_set(self) -> AdapterSet:
-        """Return the set, empty at first, of adapters that requests may use. Raises AdapterRefused if none can be."""
+        """Return the set of adapters for requests, empty at first. Raises AdapterRefused if the model can have none."""
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if this model cannot keep pinned texts."""

@@ -68,7 +68,7 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
 
 def warn_if_blocking(name: str, other_name: str) -> bool:
-    """Warn if this thread runs an event loop, which the call of `name` blocks; `other_name` would not. In a notebook,
+    """Warn if this thread runs an event loop, which calling `name` blocks and `other_name` does not. In a notebook,
     where the user waits anyway, there is no warning. Return whether there is a running loop.
     """
     try:
@@ -140,7 +140,7 @@ class CallInterrupted(SystemExit):
 
 
 class InterruptibleCall(Generic[T]):
-    """A call on a daemon thread of its own, which `interrupt` can end between two of Python's instructions."""
+    """A call on a daemon thread of its own, which `interrupt` can end between two bytecode instructions."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call

@@ -107,7 +107,7 @@ class RequestHandle(NotCopyable):
             self._cancelling = True
             self._cancel(self.id)
 
-    def check_waiting(self) -> None:
+    def check_may_wait(self) -> None:
         """Raise CortexError on the engine's thread if the request has not ended: waiting would last for ever."""
         if not self.ended:
             self._check_thread()
@@ -116,7 +116,7 @@ class RequestHandle(NotCopyable):
         """Wait for the whole answer. Raises the request's CortexError, or TimeoutError after `timeout` seconds."""
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout):
             raise InvalidRequest(f"timeout is {timeout!r:.80}, but must be a number of seconds or None")
-        self.check_waiting()
+        self.check_may_wait()
         timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
             if not self._wait_until(lambda: self.ended, timeout):
@@ -134,7 +134,7 @@ class RequestHandle(NotCopyable):
     def wait(self) -> TokenEvent | None:
         """Wait for the next event and return it; None after the last one. Raises the request's error at its end."""
         if not self._events:
-            self.check_waiting()
+            self.check_may_wait()
         with self._lock:
             self._wait_until(lambda: bool(self._events) or self.ended)
             if self._events:

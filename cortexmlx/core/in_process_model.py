@@ -23,7 +23,7 @@ from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
-from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
+from cortexmlx.execution.autotuning import choose_kernels, should_time, use_mlx_products
 from cortexmlx.execution.boundary import AdapterSet, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, kv_store_notes
 from cortexmlx.execution.runner import ModelRunner
@@ -302,7 +302,7 @@ class InProcessModel:
         if self.backend.selectable is not None:
             self.backend.selectable.choices.reproducible = self._config.reproducible
         if self._config.reproducible or not should_time(self.backend):
-            keep_own_products(self.runner)
+            use_mlx_products(self.runner)
         if self._config.reproducible or should_time(self.backend):
             self.choose_attention(has_waiters=has_waiters)
 

@@ -121,7 +121,7 @@ def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> Al
 
 
 def template_variables(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
-    """Return the variables of a prompt for the chat template, and those of its hints that the template reads."""
+    """Return a prompt's variables for the chat template, and those of its hints that the template reads."""
     if not prompt.hints:
         return prompt.template_vars
     return {**prompt.template_vars, **filter_hints(checked_vars(prompt.hints), tokenizer.template_vars)}

@@ -76,7 +76,7 @@ class PromptPath:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes, about."""
+        """About how many bytes it takes."""
         return self.tokens.nbytes + 40 * len(self.tools + self.messages) + 512
 
 
@@ -146,13 +146,13 @@ class PromptHistory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes, about."""
+        """About how many bytes it takes."""
         return self._nbytes
 
     def trace(
         self, request: QueuedRequest, source: PromptSource | None, tokenizer: SharedTokenizer, version: ModelVersion
     ) -> PromptTrace:
-        """Compare a prompt with those of its client, and return its trace. `source` has its messages; it is None
+        """Compare a prompt with its client's earlier ones, and return its trace. `source` has its messages; it is None
         if the prompt is no chat.
         """
         tools = tuple(hash((tool.name, tool.description, tool.parameters)) for tool in request.params.offered)
@@ -360,7 +360,7 @@ class _Comparison:
         )
 
     def _decode(self, tokens: IntArray) -> str:
-        """Return the text of tokens. Those of images have none."""
+        """Return the text of tokens. Tokens of images have no text."""
         return self.tokenizer.decode(tokens[tokens >= 0].tolist(), True)
 
 

@@ -163,7 +163,7 @@ class Submitter:
         adapters: str | Iterable[str | None] | None,
         **options: Unpack[RequestOptions],
     ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-        """Return a function that prepares one of `prompts` after the other, for `AsCompleted`. `adapters` is one for
+        """Return a function that prepares the next of `prompts` at each call, for `AsCompleted`. `adapters` is one for
         all, or one each. Raises InvalidRequest at once if `prompts` and `adapters` have different lengths; without
         lengths, the function raises it when no adapter is left.
         """

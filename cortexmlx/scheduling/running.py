@@ -19,8 +19,8 @@ _FIRST_SPARE_DISTANCE = 256
 
 
 class RunningSet:
-    """The running jobs, `jobs`, in the order in which they began, and their blocks. At most as many have a row as
-    `backoff` allows.
+    """The running jobs, `jobs`, in the order in which they began, and their blocks. `backoff` says how many may
+    have a row.
 
     A job gets room for `headroom` more tokens than it has, so that its answer stays in one run. With `share_prefixes`,
     other jobs can find what a job stores. `changes` grows whenever a row or blocks are given up or stored, so that a
@@ -263,8 +263,8 @@ class RunningSet:
             self.cache.states.mark_used(job.id, anchor)
 
     def plan_snapshots(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan the snapshots of recurrent states in a step that computes so many tokens of each job. There is none
-        after a drafted token.
+        """Plan the snapshots of recurrent states in a step that computes `scheduled_tokens`, as (job, count). None is
+        taken after a drafted token.
         """
         snapshots = []
         for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():

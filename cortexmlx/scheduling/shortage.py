@@ -126,8 +126,8 @@ def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
 
 
 def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
-    """Return the job that takes most of a step's memory: that of the largest prefill piece, or else the one with the
-    most tokens.
+    """Return the job that takes most of a step's memory: the one of which it computes most tokens, or, among equals,
+    the one with the longest text.
 
     Without a step, or if no job is in it, all running jobs count. None if none runs.
     """

@@ -471,7 +471,7 @@ class LossBudget:
         self.cap = BUDGET_CAP
 
     def cover(self, rows: int) -> None:
-        """Raise the cap, and the level by as much, if steps of so many rows need it. The cap never falls."""
+        """Raise the cap, and the level by as much, if steps of `rows` rows need it. The cap never falls."""
         more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
         self.cap += more
         self.level += more

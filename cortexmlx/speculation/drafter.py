@@ -70,7 +70,7 @@ class MeanTimes:
         self._means[rows.bit_length()] = seconds if mean is None else mean + _FORGETTING * (seconds - mean)
 
     def estimate(self, rows: int) -> float | None:
-        """Return the mean time of so many rows, or of the nearest number that was measured; None if none was."""
+        """Return the mean time of `rows` rows, or of the nearest number that was measured; None if none was."""
         size = rows.bit_length()
         return self._means[min(self._means, key=lambda known: abs(known - size))] if self._means else None
 

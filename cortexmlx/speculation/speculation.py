@@ -69,9 +69,9 @@ class _Guess:
 
 
 class Speculation:
-    """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
-    takes the first guess. It asks the `slow_drafters` last, and only if they are expected to win more time than
-    they take.
+    """Decides before each step how many drafted tokens of which rows the step verifies. It asks the `drafters` in
+    order, and takes the first guess. It asks the `slow_drafters` last, and only if they are expected to win more time
+    than they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """

@@ -69,7 +69,7 @@ def test_that_program_uses_every_name_and_every_method() -> None:
         "advance",
         "abandon",
         "owner",
-        "check_waiting",
+        "check_may_wait",
         "set_event_callback",
         "take",
         "wait",
