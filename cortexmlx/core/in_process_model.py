@@ -108,7 +108,7 @@ class InProcessModel:
             raise
 
     def _load(self) -> None:
-        """Load the weights. If there is a store, they are hashed meanwhile."""
+        """Load the weights. If there is a store, the weights are hashed for it meanwhile."""
         config, store = self._config, self._store
         self.loaded = load_model(
             config.model,

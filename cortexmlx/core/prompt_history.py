@@ -132,8 +132,8 @@ class _Client:
 
 
 class PromptHistory:
-    """Each client's last prompts as tokens, and reports on what of them was cached, for one engine or all of a server.
-    Any thread may use it.
+    """Each client's last prompts as tokens, and reports on how much of them was cached, for one engine or all of a
+    server. Any thread may use it.
 
     A prompt is compared with those of the same client only, so a report tells nothing of another's.
     """
@@ -379,7 +379,7 @@ _NO_REPEAT = _Repeat(0, 0, 0)
 
 
 def _find_repeat(new: IntArray, old: IntArray, skipped: int) -> _Repeat:
-    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`; its first `skipped` do not count."""
+    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`, without the first `skipped`."""
     if min(len(new), len(old)) < _RUN:
         return _NO_REPEAT
     new_hashes, old_hashes = _hash_runs(new), _hash_runs(old)

@@ -108,7 +108,7 @@ def use_mlx_products(runner: Runner) -> None:
 
 
 def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
-    """Return what computes the model's quantized products, if timing is to choose its kernels; otherwise None."""
+    """Return the model's QuantizedProducts if timing is to choose their kernels; otherwise None."""
     products = runner.products
     return products if products is not None and isinstance(products.use, ProductChoices) else None
 

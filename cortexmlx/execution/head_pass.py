@@ -53,7 +53,7 @@ class RowKeys:
         return self._make_paged_kv(layer, dtype, self.tail.get(layer), self.columns_used)
 
     def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Add the keys and values `[rows, kv_heads, 1, dim]` of one drafted token per row. Return as `find` does."""
+        """Add the keys and values `[rows, kv_heads, 1, dim]` of one drafted token per row. Return what `find` does."""
         new: Slab = (keys,) if values is None else (keys, values)
         form = self.memory.arena.quantization(layer)
         if form is not None:

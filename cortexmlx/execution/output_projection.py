@@ -46,7 +46,7 @@ class OutputProjection:
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], embeddings: mx.array | None = None
     ) -> mx.array:
         """Run a pass over flat tokens `[T, 1]`, and return the logits `[len(rows), vocab]` of the tokens `rows`.
-        Without rows, the returned logits must not be evaluated. `embeddings` `[T, 1, h]` replace those of the tokens.
+        Without rows, the returned logits must not be evaluated. `embeddings` `[T, 1, h]` replace the tokens' own.
         """
         return self._run(tokens, caches, rows, None, embeddings)[0]
 

@@ -332,7 +332,7 @@ class Admission:
         return self.request_features([span.image for span in images.spans if span.end > cached])
 
     def _find_load(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
-        """Return the disk load that continues a match, already read or not; None if there is none, or for a fork."""
+        """Return the disk load that continues a match, finished or not; None if there is none, or for a fork."""
         if self._running_set.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._cost_model.seconds_per_token)

@@ -257,7 +257,7 @@ class RunningSet:
         return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Mark the snapshot at the next turn's anchor as used, so that later snapshots are dropped before it."""
+        """Mark the snapshot at the next turn's anchor as used, so that it is dropped after later snapshots."""
         anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)

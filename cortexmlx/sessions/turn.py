@@ -266,7 +266,7 @@ class Transcript:
     boundaries: tuple[Boundary, ...] = ((0, 0),)
 
     def with_prompt(self, text: str, encode: Encode) -> Transcript:
-        """Return the transcript of a new prompt. Where its text agrees with this one's, it reuses the tokens.
+        """Return the transcript of a new prompt. Where its text agrees with this transcript's, it reuses these tokens.
 
         Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last boundary
         before the change on. They are also new if a tokenizer joins characters across a boundary.

@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
 
 class SlowDrafter(Drafter, Protocol):
-    """A drafter that takes the engine's time, such as a draft model. It is asked only if its guesses are worth that."""
+    """A drafter that takes the engine's time, such as a draft model. It is asked only if its guesses are worth it."""
 
     @property
     def needs_drained_pipeline(self) -> bool:

@@ -106,7 +106,7 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
 
 
 def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:
-    """Return the text of a part of a message's content. `write_image` gives that of an image. Raises InvalidRequest."""
+    """Return the text of a part of a message's content; `write_image` makes an image's. Raises InvalidRequest."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
