@@ -433,9 +433,9 @@ def make_linked_image_reader(hosts: Sequence[str] | None, root: Path | None = No
     """Return a reader of images at URLs and paths that the options allow, or None. Raises typer.BadParameter."""
     if not hosts and root is None:
         return None
-    from cortexmlx.vision.elsewhere import ImagesElsewhere
+    from cortexmlx.vision.elsewhere import NamedImageReader
 
     if root is not None and not root.is_dir():
         raise typer.BadParameter(f"there is no folder {root}", param_hint="--images-from")
     with wrong_usage("--fetch-images"):
-        return ImagesElsewhere(hosts or (), root).read
+        return NamedImageReader(hosts or (), root).read

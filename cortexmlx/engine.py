@@ -19,11 +19,11 @@ from cortexmlx.core.arguments import (
     with_keywords_each,
 )
 from cortexmlx.core.as_completed import AsCompleted, PendingPrompt, pair_with_params
+from cortexmlx.core.blocking_calls import make_async_open, run_on_thread, warn_if_blocking
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig, is_count
 from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.core.embedding import Embedder
-from cortexmlx.core.event_loop import make_async_open, run_on_thread, warn_if_blocking
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
 from cortexmlx.core.prompt_history import PromptHistory

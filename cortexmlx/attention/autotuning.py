@@ -72,9 +72,9 @@ def attention_jobs(
     return jobs
 
 
-def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
-    """Set the chosen method for each layer and class in a backend. Where the default method won, nothing is set: the
-    backend's own rules go on to decide, and to note where no kernel serves.
+def apply_chosen_methods(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
+    """Set in a backend the decode method that `chooser` chose for each layer and class. Where the default method won,
+    nothing is set: the backend's rules still decide, and note where no kernel serves.
     """
     chosen_methods = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
     non_default_methods = {
@@ -93,8 +93,8 @@ _PIECE_TOKENS, _PIECE_CONTEXT = 512, 2048
 def prefill_jobs(
     layers: Iterable[tuple[AttentionCall, KVSpec]], attention: MetalAttention, block_size: int
 ) -> dict[PrefillKey, TuningJob]:
-    """Return a timing job for each kind of layer whose prefill pieces the kernel can compute. The way that the rules
-    prefer is the default.
+    """Return a timing job for each kind of layer whose prefill pieces the kernel can compute: by the kernel, or by MLX.
+    The default candidate is the one that the rules prefer.
     """
     bench, prefill = _CandidatePreparer(), attention.prefill
     jobs: dict[PrefillKey, TuningJob] = {}
@@ -137,7 +137,7 @@ def _attend_pieces_with(attention: MetalAttention, key: PrefillKey, by_kernel: b
 
 
 def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, TuningJob], chooser: Autotuner) -> None:
-    """Have the prefill kernel or MLX compute a layer's pieces, as was chosen; without a choice, the rules decide."""
+    """Set whether the kernel or MLX computes each layer's prefill pieces, as `chooser` chose; else the rules decide."""
     attention.prefill.choices.clear()
     for key, job in jobs.items():
         chosen = chooser.chosen_candidate(job.key)
@@ -145,23 +145,23 @@ def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, T
             attention.prefill.choices[key] = chosen == PREFILL_KERNEL and attention.prefill.is_approved(*key)
 
 
-def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
-    """Return a job for each layer, never timed: the only candidate is the reproducible method. For
-    `Autotuner.choose_default`.
+def reproducible_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
+    """Return a job for each layer, for `Autotuner.choose_default`. The reproducible method is its only candidate, so
+    nothing is timed.
     """
     return [
         TuningJob(
             layer.label,
             layer.label,
             "every step",
-            (Candidate(backend.reproducible_method(layer).value, _raise_untimed),),
+            (Candidate(backend.reproducible_method(layer).value, _fail_if_timed),),
         )
         for layer in layers.values()
     ]
 
 
-def _raise_untimed() -> Callable[[], object]:
-    """Raise AssertionError: the candidate of a fixed job is never timed."""
+def _fail_if_timed() -> Callable[[], object]:
+    """Raise AssertionError: a job with a single candidate is never timed."""
     raise AssertionError("a fixed choice is not timed")
 
 
@@ -177,7 +177,7 @@ class _CandidatePreparer:
     def prepare(
         self, job: object, make_problem: Callable[[], TimedProblem], make_attend: Callable[[], Attend], method: object
     ) -> Callable[[], object]:
-        """Return a function that runs a method on a job's problem. Raises CannotServe, and what the method raises."""
+        """Return a function that runs a method on a job's problem. Raises CannotServe, or the method's error."""
         with _synchronize_on_error():
             if self._problem is None or self._job != job:
                 self._problem, self._checked_methods = None, set()  # before there is another one
@@ -291,7 +291,7 @@ class TimedProblem:
         form = arena.quantization(0)
         tail = unquantized if form is None else form.quantize(*unquantized)
         dtype = getattr(mx, layer.spec.dtype)
-        self._kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, dtype, _raise_unused, quantization=form)
+        self._kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, dtype, _fail_if_called, quantization=form)
         mx.eval(self._queries, *tail, *([] if sinks is None else [sinks]))
 
     def build_run(self, attend: Attend) -> Callable[[], None]:
@@ -341,7 +341,7 @@ class TimedPiece(TimedProblem):
         self._params = AttentionParams(
             scale, None if sinks is None else _random_array((call.query_heads,), sinks, 3), softcap
         )
-        self._kv = PagedKV(arena, 0, step, None, 0, getattr(mx, spec.dtype), _raise_unused)
+        self._kv = PagedKV(arena, 0, step, None, 0, getattr(mx, spec.dtype), _fail_if_called)
         mx.eval(self._queries, *([] if self._params.sinks is None else [self._params.sinks]))
 
 
@@ -350,8 +350,8 @@ def _random_array(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(getattr(mx, dtype))
 
 
-def _raise_unused(*_: object, **__: object) -> mx.array:
-    """Raise AssertionError: a timed problem calls its methods directly, never through the handle."""
+def _fail_if_called(*_: object, **__: object) -> mx.array:
+    """Raise AssertionError: a timed problem calls attention methods directly, never through the `PagedKV`."""
     raise AssertionError("the methods are called directly")
 
 
@@ -359,7 +359,7 @@ def _raise_unused(*_: object, **__: object) -> mx.array:
 
 
 def current_identity() -> TimingIdentity:
-    """Return the identity of this machine and software, under which times measured now are stored."""
+    """Return the identity of this machine and its software, under which timings that are measured now are stored."""
     if mx.default_device() == mx.cpu:
         device = f"CPU, {platform.machine()}, {os.cpu_count()} cores"
     else:

@@ -177,7 +177,7 @@ class BatchClass(NamedTuple):
 
     @property
     def max_total_tokens(self) -> int | None:
-        """The most tokens that all rows of the class see in total; None: no limit."""
+        """The most tokens that all rows of the class see in total; None without a limit."""
         return None if self.rows is None or self.tokens is None else self.rows * self.tokens
 
     @property
@@ -260,7 +260,7 @@ def _copy_row_kv(kv: PagedKV, row: int, oldest_token: int) -> Slab:
 
 
 class _RowSlots:
-    """The arena slots of each row's tokens, cached for a step, and for a whole decode window if all tokens are seen."""
+    """The arena slots of each row's tokens. They are kept for a step, or for a decode window if all tokens are seen."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
@@ -383,7 +383,7 @@ class DecodeChoices:
         self._methods = dict(methods)
 
     def method_for(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
-        """Return the chosen method of a layer in the step of `kv`; None: the backend's rules decide."""
+        """Return the chosen method of a layer in the step of `kv`; None if the backend's rules decide."""
         if not self._methods:
             return None
         return self._methods.get((key, kv.derived.get(BatchClass.from_step, kv.step)))
@@ -409,8 +409,8 @@ class SelectableBackend(Protocol):
 
 
 def reproducible_mlx_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
-    """Return the MLX method that gives a row the same bits alone and in any batch: row by row. Where a CPU rounds
-    coarsely (`coarse`), it is the reference path, but only for options that some mlx-lm model has.
+    """Return the MLX method that gives a row the same bits alone and in any batch. It is the row-by-row method, or the
+    reference path on a CPU that rounds coarsely (`coarse`), if some mlx-lm model has these options.
     """
     of_no_model = slopes or (softcap and sinks)
     return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
@@ -435,7 +435,7 @@ class ReferenceAttention:
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _method_for(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
-        """Return the selected decode method; None: the default rules of `reference.attend_rows`."""
+        """Return the selected decode method. None means the default rules of `reference.attend_rows`."""
         if self.choices.reproducible:
             call = AttentionCall.from_arguments(queries, params)
             return reproducible_mlx_method(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
@@ -485,7 +485,7 @@ class KernelSelector:
         if method in MLX_METHODS:
             return MLX_METHODS[method]
         if method is not None:
-            forced_variant = _force_kernel(variant, method)
+            forced_variant = _replace_kernel(variant, method)
             if self.refusal_reason(forced_variant) is None:
                 return forced_variant
         if self.is_approved(variant):
@@ -520,7 +520,7 @@ class KernelSelector:
 
 
 class SelectableKernels:
-    """Kernels as a backend with selectable decode methods. `decode` takes a variant and `Attend`'s arguments."""
+    """A backend of kernels with selectable decode methods. `decode` takes a variant and `Attend`'s arguments."""
 
     def __init__(self, selector: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
         self.choices = selector.choices
@@ -533,7 +533,7 @@ class SelectableKernels:
         variant = _default_variant(layer)
         default_method = DecodeMethod(f"{variant.kernel.value} kernel")
         methods = (default_method, *(method for method in KERNEL_METHODS if method is not default_method))
-        return tuple(method for method in methods if refusal(_force_kernel(variant, method)) is None)
+        return tuple(method for method in methods if refusal(_replace_kernel(variant, method)) is None)
 
     def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
         """Return the layer's default kernel, or the row-by-row method if no kernel serves it."""
@@ -543,15 +543,15 @@ class SelectableKernels:
         """Return the function that computes a layer's decode attention with a method. Raises CannotServe."""
         if method in MLX_METHODS:
             return MLX_METHODS[method]
-        variant = _force_kernel(_default_variant(layer), method)
+        variant = _replace_kernel(_default_variant(layer), method)
         reason = self._selector.refusal_reason(variant)
         if reason is not None:
             raise CannotServe(reason)
         return partial(self._decode, variant)
 
 
-def _force_kernel(variant: Variant, method: DecodeMethod) -> Variant:
-    """Return the variant, with the kernel of a method in the place of the default kernel."""
+def _replace_kernel(variant: Variant, method: DecodeMethod) -> Variant:
+    """Return the variant, changed to use the kernel of `method`."""
     kernel = KERNEL_METHODS[method]
     return variant if variant.kernel is kernel else replace(variant, forced_kernel=kernel)
 

@@ -87,8 +87,8 @@ class _LatentCache:
         self.offset = layer_cache.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Store latents and rotary keys `[tokens, 1, 1, dim]`; return the handle and, as keys, an identity matrix."""
-        handle = self._layer_cache.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
+        """Store latents and rotary keys `[tokens, 1, 1, dim]`. Return a LatentKV, and for keys an identity matrix."""
+        handle = self._layer_cache.update_and_fetch_keys(mx.concatenate([latents, rotary], axis=-1))
         return LatentKV(handle, self._module, latents.shape[-1]), _identity_matrix(rotary.shape[-1], rotary.dtype)
 
 
@@ -111,8 +111,8 @@ class LatentKV(CustomHandle):
     rank: int
 
     def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
-        """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]` and
-        `score_term`, the rotary queries.
+        """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]`. `score_term`
+        has the rotary part of the queries.
 
         Raises ModelUnsupported if a probed module attends in another way than the docstring of this file says.
         """
@@ -172,7 +172,7 @@ class LatentKV(CustomHandle):
 
 @dataclass(frozen=True)
 class _StepPart:
-    """Flat tokens `begin .. end` of a step as their own step: all decode rows, consecutive short pieces, or `piece`."""
+    """Flat tokens `begin .. end` of a step as their own `step`: all decode rows, several short pieces, or one piece."""
 
     begin: int
     end: int

@@ -71,7 +71,7 @@ class DecodeKernelStep:
 
 
 class MetalAttention:
-    """`paged_attention` by Metal kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
+    """Computes `paged_attention` by Metal kernels of `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
@@ -90,15 +90,15 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """Return one note per variant left to the reference path: label and reason; an error message may add lines."""
+        """Return one note for each variant left to the reference path, with its label and the reason."""
         return tuple(f"{label}: {reason}" for label, reason in sorted(self._approval.notes.items()))
 
     def kernel_checks(
         self, calls: Iterable[tuple[int, AttentionCall]], groups: Iterable[LayerGroup], block_size: int
     ) -> list[KernelCheck]:
         """Return the checks to run before the first step: one for each kernel variant that layers with these `calls`
-        need. After them no step compiles a kernel, however many rows, tokens and tail columns it has, because inputs
-        are padded to `SMALL` numbers, below which MLX would compile another kernel.
+        need. After them no step compiles a kernel, however many rows, tokens and tail columns it has: inputs are padded
+        to at least `SMALL` numbers, since MLX would compile another kernel for fewer.
         """
         if not self._approval.check:
             return []
@@ -326,7 +326,7 @@ class MetalPrefill:
 
     @contextmanager
     def choose_temporarily(self, key: PrefillKey, by_kernel: bool) -> Iterator[None]:
-        """Context: have the kernel, or MLX, compute layers of this `key`. Such layers do not count as served."""
+        """Context: have the kernel (`by_kernel`) or MLX compute layers of this `key`. They do not count as served."""
         choices, approvals = self.choices, self._approvals
         self.choices, self._approvals = {**choices, key: by_kernel}, dict(approvals)
         try:
@@ -344,7 +344,7 @@ class MetalPrefill:
         return self._approvals[variant, fits_blocks]
 
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the prefill kernel is preferred to MLX's attention for a layer: as timed, or else by rules."""
+        """Return whether the prefill kernel is preferred to MLX's attention for a layer, by timing or else by rules."""
         choice = self.choices.get((variant, attention_window))
         return self.is_preferred_by_rules(variant, attention_window) if choice is None else choice
 
@@ -353,7 +353,7 @@ class MetalPrefill:
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether rules and check allow the prefill kernel for a layer. Any thread may ask, once per variant."""
+        """Return whether rules and check allow a layer the prefill kernel. Threads may ask for different variants."""
         reason = refusal(variant)
         if not chunks_fit_blocks(variant, attention_window):
             reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
@@ -390,7 +390,7 @@ empty. More rows would read more than what they save.
 
 
 class ShortPieceRows:
-    """A step with short prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) as one-token rows for decode kernels."""
+    """A step whose short prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) become one-token rows for decoding."""
 
     def __init__(self, step: GroupStep) -> None:
         self._original_step = step
@@ -411,17 +411,17 @@ class ShortPieceRows:
         return bool(self._short_pieces)
 
     def step(self, block_size: int, null_block: int) -> GroupStep:
-        """Return the step with these rows. Its queries are in the order that `reorder_queries` returns."""
+        """Return the step with these rows. Its queries must be in the order that `reorder_queries` returns."""
         if self._step is None:
             self._step = self._make_step(block_size, null_block)
         return self._step
 
     def reorder_queries(self, queries: mx.array) -> mx.array:
-        """Return the queries of the original step in the order of this step."""
+        """Bring the original step's queries into the order of the step that `step` returns."""
         return queries if self._order is None else queries[self._order]
 
     def restore_order(self, output: mx.array) -> mx.array:
-        """Return the results of this step in the order of the original step."""
+        """Bring the results of the step that `step` returns into the order of the original step."""
         return output if self._inverse_order is None else output[self._inverse_order]
 
     def _make_step(self, block_size: int, null_block: int) -> GroupStep:

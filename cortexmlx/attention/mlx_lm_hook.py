@@ -35,7 +35,7 @@ def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
 
 
 def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return each layer's leaf or tuple of leaves. In a pipeline rank that has to send, set each leaf's `sends`."""
+    """Return each layer's leaf or tuple of leaves. On a pipeline rank that must send its results, set their `sends`."""
     if _is_sending_rank(model):
         for leaf in leaves:
             if isinstance(leaf, PipelineSender):
@@ -117,10 +117,10 @@ class LayerCache(PipelineSender):
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the step's handle again, for a layer without keys of its own, which attends to those of this cache."""
+        """Return the step's handle, twice again, for a layer without keys of its own that attends to this cache."""
         return self._handle, self._handle
 
-    def fetch_keys(self, keys: mx.array) -> Any:
+    def update_and_fetch_keys(self, keys: mx.array) -> Any:
         """Store keys `[tokens, kv_heads, 1, dim]` that contain the values. Return the handle."""
         return self._fetch(self._layer, keys, None)
 
@@ -131,7 +131,7 @@ class UnhookedAttention(Exception):
 
 class ProbeKV:
     """The handle in a probe's forward pass: it records shapes and attention calls, and calls `note(call)` for each.
-    Without `values`, the values are part of the keys, and whoever attends sets how many numbers a value has.
+    Without `values`, the values are part of the keys, and the attending layer sets the size of a value.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class StepDerivedData:
-    """Data that a backend derives from a GroupStep once for all layers and all steps of a decode window, by kind."""
+    """Data that a backend derives from a GroupStep, by kind: once for all layers, and all steps of a decode window."""
 
     def __init__(self) -> None:
         self._data: dict[Callable[[GroupStep], Any], Any] = {}
@@ -53,7 +53,7 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What decides which kernels can serve a layer's `paged_attention`: query dtype, heads, head size, used options."""
+    """What decides which kernels can serve a layer's attention: query dtype, heads, head size, options in use."""
 
     dtype: str
     """The dtype of the queries."""

@@ -151,7 +151,7 @@ def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
 
 
 def build_lazy_logits(model: nn.Module, tokens: mx.array, on_attention: Callable[[], None]) -> mx.array:
-    """Return the lazy logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `on_attention` is
+    """Return lazy logits, not to be evaluated, of flat tokens `[T, 1]` that are all at position 0. `on_attention` is
     called when a layer attends or touches its state. The model must have been probed.
     """
 
@@ -186,8 +186,8 @@ def _trace_lazy_pass(
     on_store: Callable[[int, mx.array, mx.array | None], None] = lambda *new: None,
     positions: mx.array | None = None,
 ) -> mx.array:
-    """Build a lazy forward pass with probe caches and return its logits. `on_touch` is called when a state is used,
-    `on_attention(layer, call)` when a layer attends, `on_store(layer, keys, values)` when it caches.
+    """Build a lazy forward pass with probe caches and return its logits. `on_touch` is called for each use of a
+    recurrent state, `on_attention(layer, call)` when a layer attends, `on_store(layer, keys, values)` when it caches.
     """
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:

@@ -61,8 +61,8 @@ class QuantizedTokens:
 def split_quantized(
     slab: Sequence[mx.array], tail: Sequence[mx.array] | None, block: mx.array, form: Quantization, *, values: bool
 ) -> list[QuantizedTokens]:
-    """Return the keys, or the `values`, of rows in chunks of tokens that fit a processor's cache: those in the blocks
-    of a `slab` (arrays `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names,
+    """Return the rows' keys, or with `values` their values, in chunks of tokens that fit a processor's cache. They come
+    from the blocks `block` `[rows, heads, blocks]` of a `slab` (arrays `[heads * blocks, block_size, numbers]`),
     followed by those of the `tail`.
     """
     part_slice = slice(-QUANTIZED_PARTS, None) if values else slice(QUANTIZED_PARTS)

@@ -34,12 +34,12 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 @dataclass(frozen=True)
 class TokenSpan:
     """Flat tokens of a step that a recurrent module gets in one call, `[rows, length]`: single tokens of some rows, or
-    consecutive ones of a row, or of several rows that verify equally many drafts. With `goes_on`, it begins with the
-    state after the span before it.
+    consecutive ones of a row, or of several rows that verify equally many drafts. With `continues_previous`, it begins
+    with the state after the previous span.
     """
 
     tokens: IntArray
-    goes_on: bool = False
+    continues_previous: bool = False
     is_verified: bool = False
     """Whether some of its last tokens may be taken back, so that its calls are recorded."""
 
@@ -49,8 +49,8 @@ class TokenSpan:
         return len(self.tokens) == 1 and self.tokens.size > 1
 
     def select(self, array: mx.array, tokens: int) -> mx.array:
-        """Return the span's share of an array: of `[tokens, 1, ...]` its tokens, of `[tokens]` (positions) each row's
-        first. Any other array does not belong to tokens, and is returned unchanged.
+        """Return the span's part of an array: its tokens of an array `[tokens, 1, ...]`, or each row's first position
+        of positions `[tokens]`. Any other array does not belong to tokens, and is returned unchanged.
         """
         if array.ndim > 1 and array.shape[:2] == (tokens, 1):
             return _take_tokens(array, self.tokens.ravel()).reshape(*self.tokens.shape, *array.shape[2:])
@@ -100,7 +100,7 @@ class SpanStep:
 
 class RecurrentCache(PipelineSender):
     """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself. From `begin` to `end` it
-    has `caches`, one of mlx-lm's for each span of `step`. Arrays with which its module is called go to `feed` first.
+    has `caches`, one of mlx-lm's for each span of `step`. Before a module is called, `feed` gets its input arrays.
     """
 
     lengths = left_padding = None
@@ -142,7 +142,7 @@ class RecurrentCache(PipelineSender):
         results: list[Any] = []
         old_states: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
-            if part.goes_on:  # the states that the module changed in the span before
+            if part.continues_previous:  # the states that the module changed in the span before
                 for slot, (old, new) in enumerate(zip(old_states, self.caches[index - 1].cache, strict=True)):
                     if new is not old:
                         cache.cache[slot] = new
@@ -168,7 +168,7 @@ class RecurrentCache(PipelineSender):
         shifted = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
             values = _take_tokens(new, part.tokens.ravel()).reshape(*part.tokens.shape, *new.shape[1:])
-            previous_values = self.caches[index - 1].cache[slot] if part.goes_on else cache.cache[slot]
+            previous_values = self.caches[index - 1].cache[slot] if part.continues_previous else cache.cache[slot]
             previous_values = mx.zeros_like(values[:, -1]) if previous_values is None else previous_values
             shifted.append(
                 mx.concatenate([previous_values[:, None], values[:, :-1]], axis=1).reshape(-1, *new.shape[1:])
@@ -195,8 +195,8 @@ def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> No
 
 
 class RecordedCall:
-    """A recurrent module's call with some rows' tokens, the last of which are drafts. From it, the state after the
-    accepted tokens is computed if drafts are rejected.
+    """A recurrent module's call with tokens of some rows, of which the last ones are drafts. It can compute the state
+    after the accepted tokens if drafts are rejected.
 
     A token's results depend on no later token. So what the module's own modules gave (its products, say) is kept, and
     its method runs again with their first tokens. No weights are read: all that is left is the recurrence.
@@ -237,7 +237,7 @@ class RecordedCall:
         return result
 
     def arrays(self) -> Iterator[mx.array]:
-        """Yield the arrays that are kept."""
+        """Yield all arrays that the record keeps in memory: inputs and outputs."""
         yield from (value for value in (*self._inputs, *self._kwargs.values()) if isinstance(value, mx.array))
         yield from (*self._outputs.values(), *self._token_outputs.values())
 
@@ -266,7 +266,7 @@ class RecordedCall:
         on_call: Callable[[nn.Module, int, Callable[[], Any]], Any],
         cut: Callable[[mx.array], mx.array],
     ) -> Any:
-        """Call the module with inputs cut by `cut`. `on_call` calls its submodules, except those that get the cache."""
+        """Call the module with inputs that `cut` has cut. `on_call` calls the submodules that do not get the cache."""
         counts: Counter[int] = Counter()
 
         def call_child(child: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,8 +286,8 @@ class RecordedCall:
 def replay_calls(
     calls: Sequence[RecordedCall], states: Sequence[mx.array | None], rows: Sequence[int], tokens: int
 ) -> tuple[mx.array | None, ...]:
-    """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before the
-    calls, of some `rows`.
+    """Return a layer's states of some `rows` after the first `tokens` tokens of its recorded calls. `states` are those
+    rows' states before the calls.
     """
     cache = ArraysCache(len(states))
     cache.cache = list(states)
@@ -389,7 +389,7 @@ class _TouchLog:
         self.touching_modules: list[nn.Module] = []
 
     def record_touch(self) -> None:
-        """Record that the running module touches a state; not a pipeline's own module, which only waits for a send."""
+        """Record that the running module touches a state, unless it is a pipeline's, which only waits for a send."""
         if self.running_modules and not isinstance(self.running_modules[-1], PipelineMixin):
             self.touching_modules.append(self.running_modules[-1])
 
@@ -412,7 +412,7 @@ class RecurrentProbe:
         return list(self._caches)
 
     def insert_observed(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches, with an observed state in the place of each recurrent leaf."""
+        """Return a probe's caches, with each recurrent leaf replaced by an observed state."""
         return [self._caches.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     @contextmanager
@@ -444,7 +444,7 @@ class RecurrentProbe:
         install_recurrent_hook({type(module) for module in self._touches.touching_modules})
 
     def insert_step_caches(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches, with a real recurrent cache, in `PROBE_STEP`, in place of each recurrent leaf."""
+        """Return a probe's caches, with each recurrent leaf replaced by a real cache, in the step `PROBE_STEP`."""
         leaves = {leaf: RecurrentCache(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
             leaf.begin(PROBE_STEP, [[None] * leaf.size for _ in PROBE_STEP.parts])

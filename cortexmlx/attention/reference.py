@@ -87,7 +87,7 @@ def attend_pieces(
     queries: mx.array, kv: PagedKV, params: AttentionParams, *, one_by_one: bool = False
 ) -> list[mx.array]:
     """Return the attention of the step's prefill pieces, arrays `[tokens, query_heads, 1, value_dim]` in order.
-    `queries` are those of the whole step. Every backend uses it.
+    `queries` are those of the whole step. Every backend uses this function.
 
     Short pieces are computed together; but not with `one_by_one`, so that none depends on its neighbours.
     """
@@ -97,7 +97,7 @@ def attend_pieces(
     piece_batches, coarse = kv.derived.get(PieceBatches, kv.step), rounds_coarsely(queries, kv)
     outputs, without_tail = [], replace(kv, tail=None, tail_tokens=0)
     for batch in piece_batches.batches:
-        output = _attend_batch(batch.queries(queries), without_tail, softmax, batch.row_index(*_slab_sizes(kv)), coarse)
+        output = _attend_batch(batch.select(queries), without_tail, softmax, batch.row_index(*_slab_sizes(kv)), coarse)
         _, heads, _, dim = output.shape
         outputs.append(output.swapaxes(1, 2).reshape(-1, heads, 1, dim))
     outputs += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in piece_batches.lone_pieces]
@@ -111,7 +111,7 @@ def attend_piece(queries: mx.array, kv: PagedKV, params: AttentionParams, piece:
 
 
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
-    """Return whether MLX's CPU build computes below float32 here, where it rounds every product to 8 or 11 bits.
+    """Return whether MLX computes this on a CPU below float32, where it rounds every product to 8 or 11 bits.
 
     Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
     there is one way: MLX's attention, or with a soft cap that of mlx-lm's models. Its result for a query does not
@@ -249,8 +249,8 @@ def _block_products(
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
-    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. `softmax` None: by
-    `mx.softmax`, for scores that are only scaled (no soft cap, slopes or sinks).
+    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. With `softmax`
+    None, use `mx.softmax`: for scores that are only scaled (no soft cap, slopes or sinks).
     """
     length, tail_tokens = int(kv.step.lengths[0]), kv.tail_tokens
     first = (

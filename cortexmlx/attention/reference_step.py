@@ -64,8 +64,8 @@ class ReferenceStep:
     def additive_mask(
         self, first: int, last: int, oldest_token: int, dtype: mx.Dtype, end: int | None = None
     ) -> mx.array:
-        """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0, or -inf if unseen.
-        With an `end`, the mask is on tokens `oldest_token .. end`, and queries also see the tokens after them.
+        """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0 if seen, else -inf.
+        With an `end`, the mask is on tokens `oldest_token .. end`, and each query also sees tokens after itself.
         """
         key = (first, last, oldest_token, end)
         if key not in self._causal:
@@ -74,7 +74,7 @@ class ReferenceStep:
         return self._causal[key]
 
     def _visible_mask(self, first: int, last: int, oldest_token: int, end: int | None) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens each of the queries `first .. last` sees, as bools: see `additive_mask`."""
+        """Return, as bools, which tokens each of the queries `first .. last` sees: see `additive_mask`."""
         query, token = np.arange(first, last)[:, None], np.arange(oldest_token, last if end is None else end)
         in_window: npt.NDArray[np.bool_] = token >= self._step.attention_window.oldest_visible(query)
         return in_window if end is not None else in_window & (token <= query)
@@ -185,8 +185,8 @@ class PieceBatch:
         in_order = bool((np.diff(flat) == 1).all())
         return slice(int(flat[0]), int(flat[-1]) + 1) if in_order else mx.array(flat.astype(np.int32))
 
-    def queries(self, queries: mx.array) -> mx.array:
-        """Return the batch's share of a step's `queries`, `[pieces, query_heads, width, dim]`."""
+    def select(self, queries: mx.array) -> mx.array:
+        """Return the batch's part of a step's `queries`, `[pieces, query_heads, width, dim]`."""
         _, heads, _, dim = queries.shape
         return queries[self._query_indices].reshape(-1, self.width, heads, dim).swapaxes(1, 2)
 

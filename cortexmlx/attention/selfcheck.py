@@ -122,8 +122,8 @@ class KernelCheck:
 
 @dataclass
 class KernelApproval:
-    """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with
-    float64. For any other, a note and one warning say why not, and that `instead` computes it.
+    """Decides which kernel variants may be used: those that no rule refuses and, with `check`, that agree with float64.
+    For any other variant, a note and one warning say why not, and that `instead` takes its place.
     """
 
     check: bool
@@ -181,7 +181,7 @@ def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """Check a prefill variant on pieces of several lengths, with and without a window. Fails as `check_decode` does."""
+    """Check a prefill variant on pieces of several lengths, with and without a window. Errors as in `check_decode`."""
 
     def measure_error() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
@@ -195,7 +195,7 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
 
 
 def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> VariantCheck:
-    """Check a tail-write kernel variant: its rotated queries, and the tails. Fails as `check_decode` does."""
+    """Check a tail-write kernel variant: its rotated queries, and the tails. Errors as in `check_decode`."""
 
     def measure_error() -> Difference:
         problem = make_tail_problem(variant)
@@ -206,8 +206,8 @@ def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> Vari
         near, far = Difference(0.0, tolerance), Difference(0.0, tolerance + _FAR_ERROR, " that far into a text")
         for output, expected in zip(outputs, problem.expected, strict=True):
             numbers = read_output("tail", 32, output)
-            near = near.or_larger(max_difference(numbers[:NUM_NEAR_ROWS], expected[:NUM_NEAR_ROWS]))
-            far = far.or_larger(max_difference(numbers[NUM_NEAR_ROWS:], expected[NUM_NEAR_ROWS:]))
+            near = near.with_error_at_least(max_difference(numbers[:NUM_NEAR_ROWS], expected[:NUM_NEAR_ROWS]))
+            far = far.with_error_at_least(max_difference(numbers[NUM_NEAR_ROWS:], expected[NUM_NEAR_ROWS:]))
         return max(near, far, key=lambda difference: difference.error / difference.limit)
 
     return run_check(variant, tail_write.refusal(variant), measure_error)
@@ -215,14 +215,14 @@ def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> Vari
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference from float64, with a limit of its own."""
+    """The largest difference of some results from float64, and the limit that holds for them."""
 
     error: float
     limit: float
     place: str = ""
 
-    def or_larger(self, error: float) -> Difference:
-        """Return this difference, with `error` in the place of its own error if `error` is larger."""
+    def with_error_at_least(self, error: float) -> Difference:
+        """Return this difference with the larger of its own error and `error`."""
         return replace(self, error=max(self.error, error))
 
 

@@ -83,7 +83,7 @@ def make_decode_problem(
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
     def lay_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """Lay out each row's `[kv_heads, tokens, numbers]` in a slab and, the newest tokens, in tails. Return both."""
+        """Put each row's `[kv_heads, tokens, numbers]` into a slab, and its newest tokens into tails. Return both."""
         dim = row_arrays[0].shape[2]
         slab = np.full((_KV_HEADS, blocks * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
@@ -203,7 +203,7 @@ def _draw_quantized(
     random: np.random.Generator, tokens: int, dim: int, bits: int, group: int
 ) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
     """Return random keys or values of a row `[kv_heads, tokens, dim]` between -2 and 3, and the codes (32-bit words,
-    as floats of the same bits), scales and biases that stand for them exactly, in every dtype.
+    bit-cast to floats), scales and biases that stand for them exactly, in every dtype.
     """
     codes = random.integers(0, 1 << bits, (_KV_HEADS, tokens, dim), np.uint32)
     groups = (_KV_HEADS, tokens, dim // group)

@@ -42,7 +42,7 @@ _PRUNE_STEP = 2
 
 @dataclass(frozen=True)
 class NormOrigin:
-    """How an array was computed: as `norm` of `input_array`, after which at most axes of length 1 have moved."""
+    """How an array was computed: as `norm` of `input_array`. Axes of length 1 may have moved since."""
 
     module: Any
     norm: HeadNorm
@@ -247,7 +247,7 @@ class TailWriter:
         return [KernelCheck(variant.label, partial(self._is_approved, variant)) for variant in variants]
 
     def _serves(self, variant: TailWriteVariant) -> bool:
-        """Return whether a kernel variant may be used, cached."""
+        """Return whether a kernel variant may be used. The answer is computed once per variant."""
         if variant not in self._approvals:
             self._approvals[variant] = self._is_approved(variant)
         return self._approvals[variant]
@@ -321,7 +321,7 @@ def _rotation_of(module: Any) -> tuple[RopeParameters, mx.array | None] | None:
 
 
 def _norm_of(module: Any) -> HeadNorm | None:
-    """Return the RMSNorm that a module computes, over at most the largest head size; None for any other module.
+    """Return a module's RMSNorm if it is one, of at most the largest head size; None for any other module.
 
     A class that is not MLX's is tried out: its result must have the bits of MLX's, with its weight or one more.
     """

@@ -42,8 +42,8 @@ class Autotuner:
         ignore_table: bool = False,
         has_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Choose a candidate for each job in order: from the table, or else by timing them, within `seconds` and
-        `runs` runs.
+        """Choose a candidate for each job in order: from the table, or else by timing candidates, within `seconds` and
+        `runs`.
 
         Timing ends after `seconds` or `runs` runs, and as soon as `has_waiting()` says that somebody waits. Jobs that
         are left get their usual candidate, and are timed next time. With `ignore_table`, nothing is taken from the

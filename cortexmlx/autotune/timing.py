@@ -25,7 +25,7 @@ class BudgetSpent(Exception):
 
 
 class TimingBudget:
-    """Limits how long candidates are timed: `seconds` from now, `runs` runs, and not while `has_waiting()`.
+    """Limits how long candidates are timed: to `seconds` from now, to `runs` runs, and until `has_waiting()` is true.
 
     A run cannot be interrupted. So none begins that would end too late if it took as long as the candidate's last run,
     or, for a candidate's first one, as the longest run so far. What preparing takes does not count, since a kernel that

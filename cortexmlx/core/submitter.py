@@ -12,8 +12,8 @@ from typing import Any, TypedDict, Unpack
 
 from cortexmlx.core.adapter_registry import unknown_adapter_error
 from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, checked_params, is_list
+from cortexmlx.core.blocking_calls import run_on_thread, tokenize_with_timeout
 from cortexmlx.core.deadlines import checked_timeout
-from cortexmlx.core.event_loop import run_on_thread, tokenize_with_timeout
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick_to_tokenize, tokenize
 from cortexmlx.core.prompt_history import ModelVersion, PromptHistory

@@ -277,7 +277,7 @@ class Worker:
 
     def _recover(self, previous_error: BaseException) -> None:
         """Reset the core after an exception anywhere; close the engine if it cannot. Waiting callers get an error."""
-        log.error("the engine's thread was interrupted; its requests fail with it", exc_info=previous_error)
+        log.error("the engine's thread was interrupted; all requests fail with it", exc_info=previous_error)
         _clear_frames(previous_error)
         failure = CortexError(f"the engine's thread was interrupted by {previous_error!r}: ask again")
         try:
@@ -351,7 +351,7 @@ class Worker:
         try:
             self.core.step()
         except Exception as error:
-            log.exception("a step failed; its requests fail with it")
+            log.exception("a step failed; all requests fail with it")
             self.core.fail_all(_as_cortex_error("the step failed", error))
             _clear_frames(error)
         self._step_seconds = time.perf_counter() - start_time

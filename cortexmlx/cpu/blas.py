@@ -179,8 +179,8 @@ def _shim_path() -> Path | None:
 
 
 def _choose_thread_count() -> int | None:
-    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded,
-    because from then on the library's own threads spin, and would be counted as busy ones of others.
+    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded:
+    its own threads spin from then on, and would be counted as other programs' busy threads.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return None

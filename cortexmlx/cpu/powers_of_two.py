@@ -13,5 +13,5 @@ LOG2_E = math.log2(math.e)
 
 
 def exp2(exponents: mx.array) -> mx.array:
-    """`2 ** exponents`, elementwise, in the dtype of the exponents."""
+    """Return `2 ** exponents`, elementwise, in the dtype of the exponents."""
     return mx.power(2.0, exponents)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 import mlx.core as mx
 
 from cortexmlx.attention.autotuning import (
-    apply_choices,
+    apply_chosen_methods,
     apply_prefill_choices,
     attention_jobs,
     current_identity,
-    fixed_jobs,
     prefill_jobs,
+    reproducible_jobs,
 )
 from cortexmlx.attention.backends import AttentionBackend
 from cortexmlx.attention.decode_methods import probe_layer_shapes
@@ -72,7 +72,7 @@ def choose_kernels(
     try:
         layers = probe_layer_shapes(runner.model, runner.arena)
         if reproducible:
-            for job in fixed_jobs(layers, choosing_backend):
+            for job in reproducible_jobs(layers, choosing_backend):
                 chooser.choose_default(job)
         else:
             attention = attention_jobs(layers, choosing_backend, max_rows, max_context)
@@ -89,7 +89,7 @@ def choose_kernels(
             # products first: there is most to gain
             jobs = [*multiplications.values(), *pieces.values(), *attention.values()]
             chooser.choose(jobs, seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
-            apply_choices(choosing_backend, attention, chooser)
+            apply_chosen_methods(choosing_backend, attention, chooser)
             if by_kernels is not None:
                 apply_prefill_choices(by_kernels, pieces, chooser)
             if products is not None:

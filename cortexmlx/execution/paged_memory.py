@@ -342,7 +342,7 @@ class CopyWatch:
         if any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for array in arrays) and self._should_measure(
             WriteMoment.PASS, arrays
         ):
-            arena.write_scratch()
+            arena.write_scratch_slots()
             self.evaluate(WriteMoment.PASS, arena, 0)
 
     def _should_measure(self, moment: WriteMoment, arrays: Sequence[mx.array]) -> bool:
@@ -398,7 +398,7 @@ def _is_quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
         time.sleep(seconds)
         if _MemoryCounts.now() != previous:
             return False
-        arena.write_scratch()
+        arena.write_scratch_slots()
         if _copied_sizes(arrays, _WRITE_SLACK) is None:
             return False
     return True

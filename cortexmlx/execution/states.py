@@ -256,7 +256,7 @@ class StateStore:
             )
             borders = [begin, *(border for border in inner_borders if border < end), end]
             for first, last in pairwise(borders):
-                part = TokenSpan(np.arange(first, last, dtype=np.int32)[None], goes_on=first > begin)
+                part = TokenSpan(np.arange(first, last, dtype=np.int32)[None], continues_previous=first > begin)
                 yield part, _join_states([place]) if place is not None and first == begin else None
         for members in verifying.values():
             part = TokenSpan(np.stack([tokens for tokens, _ in members]), is_verified=True)

@@ -63,8 +63,8 @@ copies.
 
 
 class KVArena:
-    """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens; one number for all
-    layer groups, or one for each. With `blocks` None, it takes no memory, as after `release`.
+    """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens. `blocks` is one
+    number for all layer groups, or one for each. With None, the arena takes no memory, as after `release`.
 
     Raises MemoryRefused if the system does not give the memory.
     """
@@ -131,8 +131,8 @@ class KVArena:
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of
-        `Quantization`. Drop the reference before the next write.
+        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of `Quantization`.
+        Drop what is returned before the next write.
         """
         return self._slabs[layer]
 
@@ -171,13 +171,13 @@ class KVArena:
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
         """Write new values to `slots` (`[tokens]` int32, or a slice), one `[kv_heads, tokens, dim]` for each array of
-        the slab. It is lazy, and nothing else may be in flight.
+        the slab. The write is lazy, and nothing else may be in flight.
         """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
-    def write_scratch(self) -> None:
-        """Write zeros to each slab's last slot, which belongs to no token. Lazy; nothing else may be in flight."""
+    def write_scratch_slots(self) -> None:
+        """Write zeros, lazily, to each slab's last slot, which belongs to no token. Nothing else may be in flight."""
         for slab in self._slabs.values():
             for array in slab:
                 array[:, -1:] = 0
@@ -215,7 +215,7 @@ class KVArena:
         self.blocks = target_blocks
 
     def release(self) -> None:
-        """Free all memory, and so all content, also after a failed write. The arena has no blocks until `resize`."""
+        """Free all memory, and so all content, even after a failed write. The arena has no blocks until `resize`."""
         self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 

@@ -83,8 +83,8 @@ class KVCache:
         return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
-        """Return the index of a block that is no longer cached, although the token after the first `tokens` tokens of a
-        match sees it: the last such block of one group. None if all blocks that this token sees are cached.
+        """Return the index of the last block that the token after a match's first `tokens` tokens sees but that is no
+        longer cached, in the first group that lacks one; None if all are cached.
         """
         for group in self.tables.windowed_groups:
             for index in range(
@@ -95,7 +95,7 @@ class KVCache:
         return None
 
     def blocks_needed(self, tokens: int, match: PrefixMatch | None) -> list[int]:
-        """Count blocks per group for `tokens` tokens that begin with `match`, except those that sequences own now."""
+        """Count the blocks per group for `tokens` tokens that begin with `match`, without blocks that sequences own."""
         matched_tokens, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
         needed_counts = []
         for group, (pool, limit) in enumerate(zip(self.pools, self.tables.max_blocks, strict=True)):
@@ -163,8 +163,8 @@ class KVCache:
     def _share_matched_blocks(
         self, sequence: SequenceBlocks, match: PrefixMatch, load: DiskLoad | None
     ) -> tuple[PrefixEntry | None, PrefixEntry | None]:
-        """Give a new sequence the blocks of a match. Return the entry of the partial block as the first of the pair if
-        its block must be copied, as the second if the sequence has taken over the block; None for the other.
+        """Give a new sequence the blocks of a match. Return a pair of entries: a partial block to copy for the
+        sequence, and a partial block that the sequence has taken over. One of the two, or both, are None.
         """
         sequence.registered = len(match.entries)
         sequence.parent = match.last_node
@@ -221,8 +221,8 @@ class KVCache:
         return tuple(loads)
 
     def register(self, seq: int, tokens: Sequence[int], stored_count: int, keys: Sequence[Key] = ()) -> None:
-        """Add a sequence's full blocks, among its first `stored_count` tokens, to the prefix cache, so that others can
-        share them.
+        """Add the full blocks of a sequence's first `stored_count` tokens to the prefix cache, so that others can share
+        them.
 
         These tokens are in the arena, or will be before anyone reads them. `keys` are the known keys of its blocks.
         """
@@ -289,7 +289,7 @@ class KVCache:
         self.free(seq, evict_first)
 
     def _discard_window_points(self, sequence: SequenceBlocks) -> None:
-        """Discard the resume points of a sequence that lie within its windows."""
+        """Discard a sequence's resume points that lie within its windows."""
         fronts = [sequence.tables[group].first for group in self.tables.windowed_groups]
         node = sequence.parent
         for _ in range(sequence.registered - min(fronts, default=sequence.registered)):
@@ -309,8 +309,8 @@ class KVCache:
             self.pools.points.add(last, index * self.block_size, spare)
 
     def reorder_resume_points(self, match: PrefixMatch, anchor: int) -> None:
-        """Reorder the resume points of a text that continues after a match, so that older ones are discarded first: see
-        `ResumePointOrder.supersede_older`. The next turn is expected to continue after `anchor` tokens.
+        """Reorder the resume points of a text that continues after a match, so that its older points are discarded
+        first: see `ResumePointOrder.supersede_older`. The next turn is expected to continue after `anchor` tokens.
         """
         if self.states.has_states or self.tables.windowed_groups:
             branching_entry = first_branching_entry(match, self.block_size)
@@ -321,7 +321,7 @@ class KVCache:
     # -- room for a sequence ------------------------------------------------------------------------------------------
 
     def reserve(self, seq: int, tokens: int) -> None:
-        """Make room for a sequence to have `tokens` tokens in total. The last run grows in place, or runs are added.
+        """Make room for a sequence to have `tokens` tokens in total. The last run grows, or new runs are added.
 
         Blocks that windows have passed are given up. Raises KVCacheFull; then nothing else has changed.
         """
@@ -355,7 +355,7 @@ class KVCache:
         return min(t.end + self.pools.obtainable_blocks(g) for g, t in enumerate(sequence.tables)) * self.block_size
 
     def _free_passed_blocks(self, sequence: SequenceBlocks) -> None:
-        """Free the blocks of a sequence that its windows have passed, so that no later token sees them."""
+        """Free those blocks of a sequence that no later token sees, because its windows have passed them."""
         for group in self.tables.windowed_groups:
             passed_blocks = sequence.tables[group].remove_before(
                 self.tables.first_visible_block(group, sequence.length)
@@ -370,7 +370,7 @@ class KVCache:
 
     def can_fork(self, parent: int, tokens: int) -> bool:
         """Return whether the parent still has the blocks and the state that a fork after `tokens` tokens needs."""
-        return not self.tables.has_passed(parent, tokens) and self.states.can_fork(parent, tokens)
+        return not self.tables.has_freed_visible_blocks(parent, tokens) and self.states.can_fork(parent, tokens)
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
         """Begin the sequence `child` with the first `tokens` tokens of `parent` (None: all of them) and their blocks.
@@ -384,7 +384,7 @@ class KVCache:
             raise ValueError(f"sequence {child} already has blocks")
         if not 0 <= length <= source.length:
             raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
-        if self.tables.has_passed(parent, length):
+        if self.tables.has_freed_visible_blocks(parent, length):
             raise ValueError(f"sequence {parent} has {source.length} tokens, and windows have passed those at {length}")
         full, rest = divmod(length, self.block_size)
         sequence = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
@@ -548,8 +548,8 @@ class SequenceTables:
         null = self._pools.null_block(group)
         return self.sequences[seq].tables[group].slots(start, count, self._block_size, null)
 
-    def has_passed(self, seq: int, tokens: int) -> bool:
-        """Return whether blocks that the token after a sequence's first `tokens` tokens sees have been freed."""
+    def has_freed_visible_blocks(self, seq: int, tokens: int) -> bool:
+        """Return whether a block that the token after a sequence's first `tokens` tokens sees has been freed."""
         tables = self.sequences[seq].tables
         return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed_groups)
 
@@ -572,7 +572,7 @@ class SequenceTables:
         return all(needed_count <= n for needed_count, n in zip(blocks, counts, strict=True))
 
     def obtainable_blocks(self, reserved_tokens: Mapping[int, int], transient: bool = False) -> list[int]:
-        """Return how many blocks of each group a new sequence can get if the others give back spare blocks.
+        """Return how many blocks of each group a new sequence can get if the others give back unneeded blocks.
 
         A `transient` one evicts nothing that others have cached. `reserved_tokens` has the tokens for which a sequence
         keeps room. It gives back the blocks beyond these tokens and beyond its length.

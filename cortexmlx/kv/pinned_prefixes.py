@@ -47,8 +47,8 @@ class PinnedPrefixes:
         return self._cache.pools.pinned_blocks
 
     def add(self, tokens: Sequence[int], salt: Salt, seconds: float | None = None) -> tuple[int, int]:
-        """Pin the full blocks of `tokens` under `salt`, for so many seconds (None: until `remove`). Return the pin's
-        number, and how many tokens it has.
+        """Pin the full blocks of `tokens` under `salt`, for `seconds` (None: until `remove`). Return the pin's number,
+        and how many tokens are pinned.
 
         Raises InvalidRequest if there is no full block, PinRefused if pins would exceed their share.
         """

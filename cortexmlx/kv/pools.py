@@ -143,7 +143,7 @@ class BlockPools:
         return sum(dropped_counts)
 
     def cap_at(self, blocks: Sequence[int]) -> None:
-        """Set pools and limits to the `blocks` of an arena that could not grow. No sequence may have blocks."""
+        """Set the pools' sizes and limits to the `blocks` of an arena that cannot grow. No sequence may have blocks."""
         self.grow(blocks)
         self._drop_end_blocks([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
@@ -172,7 +172,7 @@ class BlockPools:
         self._look_suffices = True
 
     def reset_limits_if_cheap(self) -> None:
-        """Allow growth again if another refusal would cost nothing, because `may_resize` foresaw all others so far."""
+        """Allow growth again if `may_resize` foresaw all refusals so far: another one would then cost nothing."""
         if self._look_suffices:
             self.reset_limits()
 
@@ -222,15 +222,15 @@ class BlockPools:
 
     def obtainable_blocks(self, group: int, transient: bool = False) -> int:
         """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to. A
-        transient one evicts only what transient sequences have cached.
+        transient sequence evicts only what transient sequences have cached.
         """
         pool = self._pools[group]
         evictable = len(pool.transient) if transient else pool.evictable
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
     def evict_for_transient(self) -> None:
-        """Evict unused blocks of non-transient sequences, the least recently used first, until they leave `spare`
-        blocks of each group's limit to transient ones. Blocks with owners do not count; pinned blocks stay.
+        """Evict unused blocks of non-transient sequences, the least recently used first, until each group has its
+        number of `spare` blocks left for transient sequences. Blocks with owners do not count; pinned blocks stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
@@ -284,7 +284,7 @@ class BlockPools:
             raise pool.cache_full_error(blocks, self.block_size)
 
     def _try_grow(self, group: int, min_added: int) -> None:
-        """Grow a group, and those of equal window, to twice its size, or else by `min_added` blocks, within the limit.
+        """Grow a group, and all groups of equal window, to twice its size, or else by `min_added`, within the limit.
 
         If the system refuses both, lower the limit to what the group has.
         """
@@ -450,8 +450,8 @@ class BlockPool:
 
     @property
     def next_eviction(self) -> PrefixEntry | None:
-        """The entry whose block is evicted next; None if there is none. Blocks that a resume point needs are left out,
-        so discard resume points first, or a pinned block is evicted in their stead.
+        """The entry whose block is evicted next; None if there is none. Blocks that a resume point needs are skipped.
+        So discard resume points first, or a pinned block is evicted instead.
         """
         return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
@@ -467,7 +467,7 @@ class BlockPool:
         table.blocks.append(block)
 
     def hold(self, block: int) -> bool:
-        """Remove a cached block from its eviction queue. Return whether that was `passed`, the first to be evicted."""
+        """Remove a cached block from its eviction queue. Return whether it was in `passed`, the queue evicted first."""
         for queue in (self.unused, self.needed, self.pinned, self.transient):
             queue.pop(block, None)
         return self.passed.pop(block, None) is not None
@@ -489,7 +489,7 @@ class BlockPool:
         self.make_evictable(block, self.sources.pop(block))
 
     def _enqueue(self, block: int, queue: OrderedDict[int, PrefixEntry]) -> None:
-        """Queue an unowned cached block for eviction: in `queue`, or in that of pinned, transient or needed blocks."""
+        """Queue an unowned cached block for eviction: in `queue`, unless it is pinned, transient or needed."""
         if block in self.sources:
             return
         entry = self.cached[block]
@@ -509,7 +509,7 @@ class BlockPool:
             self.make_evictable(block)
 
     def release_from_point(self, entry: PrefixEntry, block: int) -> None:
-        """Count one resume point less for an entry's block. When no point needs the block any more, evict it early."""
+        """Count one resume point fewer for an entry's block. When no point needs the block any more, evict it early."""
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -541,7 +541,7 @@ class BlockPool:
             table_end = table.end
 
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
-        """Take one owner from each of a sequence's `blocks`. Return how many blocks became free.
+        """Take one owner from each of the `blocks` of a sequence. Return how many blocks became free.
 
         A block without owners is free, or can be evicted if it is cached, in the order of `blocks`. So callers give the
         ends of texts first, which are of no use without the beginnings. With `evict_first`, they go before all others.
@@ -672,18 +672,18 @@ class WindowResumePoints:
         """Discard resume points, in their order, until a block of a group is evictable."""
         needed_queue = self._pools[group].needed
         while needed_queue and not self._pools[group].passed:
-            self.discard(next(point for point in self._order if self._holds_block(point, group)))
+            self.discard(next(point for point in self._order if self._keeps_from_eviction(point, group)))
 
-    def _holds_block(self, point: PrefixEntry, group: int) -> bool:
-        """Return whether a resume point keeps an unowned block of a group from eviction."""
+    def _keeps_from_eviction(self, point: PrefixEntry, group: int) -> bool:
+        """Return whether a resume point keeps an unowned block of a group from being evicted."""
         needed_queue = self._pools[group].needed
         return any(g == group and needed_queue.get(entry.blocks[g]) is entry for g, entry in self._needed_blocks[point])
 
     def supersede_older(
         self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
     ) -> None:
-        """Mark the older points of a text that continues after a match as superseded, except those after
-        `kept_positions` tokens and `branching_entry`: see `ResumePointOrder.supersede_older`.
+        """Mark the older points of a text as superseded, because it continues after a match; except those after
+        `kept_positions` tokens, and `branching_entry`: see `ResumePointOrder.supersede_older`.
         """
         if self._windows:
             size = self._block_size

@@ -218,7 +218,7 @@ class PrefixCache:
 
     @property
     def states(self) -> list[dict[int, int]]:
-        """The snapshots of each entry, by how many tokens of its block come before them."""
+        """The snapshots of each entry, by position: how many tokens of the entry's block come before the snapshot."""
         return [entry.states for entry in self._entries.values()]
 
     @property

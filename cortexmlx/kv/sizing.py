@@ -51,8 +51,8 @@ _NO_LIMIT = 1 << 40
 
 
 def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
-    """Return the bytes of one token in all layers while it is inside every window. 36 layers with 8 KV heads of d=128
-    at 2 bytes: 147,456 bytes (144 KiB).
+    """Return the bytes of one token in all layers while it is inside every window. For example, 36 layers with 8 KV
+    heads of d=128 at 2 bytes take 147,456 bytes (144 KiB).
 
     `itemsize` is the number of bytes of a number, here and below. None takes that of each group's dtype.
     """
@@ -310,7 +310,7 @@ def check_kv_memory(kv_memory: int, memory: int, working_set: int, machine: str 
 
 
 def kv_memory_warning(kv_memory: int, available_bytes: int, machine: str = "this machine") -> tuple[str, ...]:
-    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left; else no note."""
+    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left; otherwise none."""
     if kv_memory <= available_bytes:
         return ()
     return (

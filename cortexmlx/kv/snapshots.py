@@ -78,8 +78,8 @@ class SnapshotRegistry:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, position: int, spare: bool = False) -> int | None:
-        """Register a new snapshot in `home`, after `position` of its tokens, and return its number. The caller must
-        have the state saved. None if there is one already, or if no snapshots are allowed.
+        """Register a new snapshot in `home`, a sequence's or block's snapshots, after `position` of its tokens. Return
+        its number. The caller must have the state saved. None if there is one already, or if no snapshots are allowed.
 
         A `spare` one begins as superseded, and replaces only superseded ones.
         """
@@ -100,7 +100,7 @@ class SnapshotRegistry:
         return self._count
 
     def move(self, home: Home, position: int, target: Home, target_position: int) -> None:
-        """Move a snapshot to another home. Drop it if the other home has a snapshot at that position already."""
+        """Move a snapshot to the home `target`, at `target_position`. Drop it if that place has a snapshot already."""
         snapshot = home[position]
         if target_position in target:
             self._drop(snapshot)
@@ -110,7 +110,7 @@ class SnapshotRegistry:
         self._homes[snapshot] = (target, target_position)
 
     def drop_all(self, home: Home) -> None:
-        """Drop all snapshots of a home."""
+        """Drop all snapshots of a home: of a sequence, or of a cached block."""
         for snapshot in list(home.values()):
             self._drop(snapshot)
 
@@ -239,7 +239,7 @@ def _snapshot_places(entry: PrefixEntry, max_position: int) -> list[int]:
 
 
 def _children_with_snapshots(match: PrefixMatch) -> Iterator[PrefixEntry]:
-    """Yield the newest entries after a match that have snapshots."""
+    """Yield the newest of the entries that follow a match and have snapshots."""
     return islice((e for e in reversed(match.last_node.children.values()) if e.states), _MAX_COMPARED_CHILDREN)
 
 
@@ -309,8 +309,8 @@ class ResumePointOrder(Generic[ResumePoint]):
         kept_positions: Container[int],
         branching_point: ResumePoint | None,
     ) -> None:
-        """Mark the older points of a text that continues from the last of them as superseded. `points` are all of them
-        in order, each with its position.
+        """Mark the older of `points` as superseded, because their text continues from the last of them. They are all
+        points of the text in order, each with its position.
 
         The last point stays, and those at the places `kept_positions`, and `branching_point`, where other texts part
         from this one. Of the others, those go last that leave the least to compute again: each is twice as far from the
@@ -383,7 +383,7 @@ class SequenceStates:
         return self._first_complete(cut_at_block_snapshots(match, self._block_size), find_missing)
 
     def _first_complete(self, parts: Iterator[PrefixMatch], find_missing: FindMissing) -> PrefixMatch:
-        """Return the first of `parts` after which no block that the next token sees is missing."""
+        """Return the first of `parts` that a token can continue, because no block that it sees is missing."""
         return next(part for part in parts if find_missing(part, part.matched_tokens(self._block_size)) is None)
 
     def begin(self, sequence: SequenceBlocks, match: PrefixMatch | None, taken_entry: PrefixEntry | None) -> None:
@@ -438,7 +438,7 @@ class SequenceStates:
     def supersede_older(
         self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
     ) -> None:
-        """Reorder the snapshots of a text that continues after a match, so that older ones are dropped first."""
+        """Reorder the snapshots of a text that continues after a match, so that its older ones are dropped first."""
         if self.snapshots is None:
             return
         size, points = self._block_size, []

@@ -185,7 +185,7 @@ GROUP_SIZES = (64, 32)
 def quantize_groups(
     groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups with keys and values of `bits` bits; None: unchanged. Recurrent groups stay as they are.
+    """Return the groups with keys and values of `bits` bits (None: unchanged). Recurrent groups stay as they are.
 
     `group_size` None takes the first of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
     does, if the given one does not, or if no layer keeps keys and values.
@@ -221,5 +221,5 @@ def describe_quantization(groups: Sequence[LayerGroup]) -> str:
 
 
 def _indivisible_dims(specs: Sequence[KVSpec], size: int) -> list[int]:
-    """Return key and value dims that cannot be cut into groups of `size`. A value in its key must end with a group."""
+    """Return the key and value dims that are no multiples of `size`, values that are a part of their keys included."""
     return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})

@@ -61,7 +61,7 @@ class Assistant(nn.Module):  # type: ignore[misc]
         find_keys: Callable[[int], tuple[Any, Any]],
     ) -> tuple[mx.array, mx.array]:
         """Compute one drafted token. Return the states `[T, 1, backbone]` to pass as `hidden` for the token after it,
-        and the states `[T, 1, h]` from which `choose` takes the token.
+        and the states `[T, 1, h]` of which `choose` makes the token.
 
         `hidden` `[T, 1, backbone]` are the assisted model's states after its last norm, at `positions` `[T]`.
         `next_embeddings` `[T, 1, backbone]` are those of the tokens that follow, as `embed` gives them.

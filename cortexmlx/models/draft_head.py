@@ -206,8 +206,8 @@ def _split_gate_up(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
 def quantize_head(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
 ) -> None:
-    """Replace those layers of `head` whose `weights` are packed by quantized layers. Their bits and group sizes come
-    from `settings`, where names begin with `prefix`, or else from the shapes. Raises ModelCorrupt.
+    """Put quantized layers in the place of those layers of `head` whose `weights` are packed. Their bits and group
+    sizes come from `settings`, where names begin with `prefix`, or else from the shapes. Raises ModelCorrupt.
     """
     infer_settings = import_mlx_lm_utils().infer_quant_config
 
@@ -228,8 +228,8 @@ def quantize_head(
 def check_tensors(
     folder: Path, head: nn.Module, weights: Mapping[str, mx.array], prefix: str = "mtp.", part: str = "draft head"
 ) -> None:
-    """Raise ModelUnsupported or ModelCorrupt unless `weights` are exactly the head's tensors, in their shapes.
-    Messages put `prefix` before a tensor's name, and call the head a `part`.
+    """Raise ModelUnsupported or ModelCorrupt unless `weights` are exactly the head's tensors, in their shapes. In
+    messages, `prefix` comes before a tensor's name, and `part` is what the head is called.
     """
     expected = dict(tree_flatten(head.parameters()))
     if unknown := sorted(weights.keys() - expected.keys()):
@@ -253,8 +253,8 @@ def check_tensors(
 
 
 def _is_unconverted(folder: Path) -> bool:
-    """Return whether the weights are in PyTorch's layout, which mlx-lm tells by the axes of convolutions. Files without
-    any convolution count as converted.
+    """Return whether the weights are in PyTorch's layout, which mlx-lm recognizes by the axes of convolutions. Files
+    without any convolution count as converted.
     """
     for file in sorted(folder.glob("model*.safetensors")):
         for name, entry in read_safetensors_header(file).items():

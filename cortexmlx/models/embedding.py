@@ -40,7 +40,7 @@ _UNLIMITED_LENGTH = 10**9
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingSettings:
-    """How a model makes embeddings, as its files say: pooling, the layers after it, prompts and limits."""
+    """How a model makes embeddings, from its files: the pooling, the layers after that, prompts and limits."""
 
     pooling: str
     """One of `_SUPPORTED_POOLINGS`."""
@@ -84,7 +84,7 @@ class LogitScore:
 
 
 def read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the class and folder of modules.json's modules in order; empty without that file. Raises ModelCorrupt."""
+    """Return each module's class and folder, in modules.json's order; empty without the file. Raises ModelCorrupt."""
     path = folder / MODULES_FILE
     if not path.is_file():
         return []

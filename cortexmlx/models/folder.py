@@ -18,7 +18,7 @@ from cortexmlx.models.folder_config import (
     check_layer_count,
     describe_missing_settings,
     foreign_quantization,
-    note_other_answers,
+    note_differences_from_transformers,
     note_unread_inputs,
     read_config,
     read_eos_ids,
@@ -69,7 +69,7 @@ def load_folder_without_weights(folder: Path, *, tokenizes: bool = True) -> tupl
         raise _missing_package_error(folder, config, package_message)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, read_eos_ids(folder, config)) if tokenizes else (None, ())
-    return tokenizer, config, (*note_unread_inputs(config), *note_other_answers(config), *notes)
+    return tokenizer, config, (*note_unread_inputs(config), *note_differences_from_transformers(config), *notes)
 
 
 def check_folder_config(folder: Path) -> None:
@@ -150,7 +150,7 @@ def _build_model(
     prepare = _decode_fp8 if foreign_quantization(config) == "fp8" else _CONVERSIONS.get(config["model_type"])
     if prepare is not None:
         classes = options.get("get_model_classes", utils._get_classes)
-        options["get_model_classes"] = lambda config: _wrap_to_prepare(prepare, *classes(config))
+        options["get_model_classes"] = lambda config: _wrap_with_prepare(prepare, *classes(config))
     settings = {"model_type": config["model_type"], **translate_settings(config, tensors)}
     options["model_config"] = settings | options.get("model_config", {})
     try:
@@ -169,8 +169,8 @@ def _build_model(
 
 
 def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
-    """Apply settings that mlx-lm's class ignores: `partial_rotary_factor` of `glm`, and `key_multiplier` of
-    `falcon_h1`, which multiplies the attention's scale here.
+    """Apply to a model the settings that mlx-lm's class ignores: `partial_rotary_factor` of `glm`, and `key_multiplier`
+    of `falcon_h1`, which multiplies the attention's scale here.
     """
     if config["model_type"] == "glm" and "partial_rotary_factor" in config:
         for layer in model.layers:
@@ -180,10 +180,10 @@ def _apply_unread_settings(model: Any, config: dict[str, Any]) -> None:
             layer.self_attn.scale *= config.get("key_multiplier", 1.0)
 
 
-def _wrap_to_prepare(
+def _wrap_with_prepare(
     prepare: Callable[[dict[str, Any]], dict[str, Any]], model_class: Callable[[Any], Any], args_class: Any
 ) -> tuple[Any, Any]:
-    """Wrap a model class so that it loads `prepare(weights)`. Return it with its arguments' class."""
+    """Wrap a model class so that weights go through `prepare` before it loads them. Return it and `args_class`."""
 
     def make_model(args: Any) -> Any:
         model = model_class(args)
@@ -211,8 +211,8 @@ def _decode_fp8(weights: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
-def _transpose_experts(weights: dict[str, Any]) -> dict[str, Any]:
-    """Give gpt-oss's experts that are not packed the form of those that are: `[experts, outputs, inputs]`."""
+def _transpose_unpacked_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Transpose gpt-oss's unpacked experts to the layout of packed ones, `[experts, outputs, inputs]`."""
     import mlx.core as mx
 
     names = [name for name in weights if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
@@ -246,7 +246,7 @@ def stack_experts(weights: Mapping[str, Any], part: str = "the model", count: in
 
 
 def _transpose_stored_experts(weights: dict[str, Any]) -> dict[str, Any]:
-    """Give qwen3_vl_moe's experts the form of the first checkpoints, `[experts, inputs, outputs]`."""
+    """Transpose qwen3_vl_moe's experts, if needed, to the first checkpoints' layout `[experts, inputs, outputs]`."""
     for name in [name for name in weights if name.endswith(".experts.down_proj")]:
         upper, router = name.replace("down_proj", "gate_up_proj"), name.replace("experts.down_proj", "gate.weight")
         if weights[name].shape[1] == weights[upper].shape[2] == weights[router].shape[1]:
@@ -260,7 +260,7 @@ _CONVERSIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         lambda weights: {"language_model." * (name == "lm_head.weight") + name: w for name, w in weights.items()},
     ),
     "gpt2": lambda weights: {name.removeprefix("transformer."): weight for name, weight in weights.items()},
-    "gpt_oss": _transpose_experts,
+    "gpt_oss": _transpose_unpacked_experts,
     "qwen3_5_moe": lambda weights: stack_experts({n: w for n, w in weights.items() if "mtp." not in n}),
     "qwen3_vl_moe": _transpose_stored_experts,
 }

@@ -290,8 +290,8 @@ def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
-def note_other_answers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on where mlx-lm computes a model otherwise than transformers, so that answers differ."""
+def note_differences_from_transformers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes on what mlx-lm computes in another way than transformers, so that answers differ."""
     kind, window = config["model_type"], ignored_window(config)
     differ = "differ from transformers': mlx-lm"
     notes = {
@@ -326,7 +326,7 @@ def foreign_settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return a message, without its subject, on settings that config.json lacks; None for other errors."""
+    """Return what to say of a model if the error is about settings that config.json lacks; None for other errors."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None

@@ -66,8 +66,8 @@ def fetch_config(repo: str) -> Path:
 
 
 def fetch_tensor_files(repo: str, wanted: Callable[[str], bool], on_progress: OnProgress = _ignore_progress) -> Path:
-    """Download config.json and those weight files of `repo` that hold tensors with `wanted` names, by its index. Return
-    their folder in the hub's cache. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
+    """Download config.json and those weight files of `repo` that, by its index, hold tensors with `wanted` names.
+    Return their folder in the hub's cache. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
     """
     if (whole := cached_folder(repo)) is not None:
         return whole
@@ -83,8 +83,8 @@ def fetch_tensor_files(repo: str, wanted: Callable[[str], bool], on_progress: On
 
 
 def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress, files: Sequence[str] | None = None) -> Path:
-    """Download the weights, or only `files`, into the hub's cache, and then the rest of the snapshot with the hub's
-    library, which finds them there. Return the snapshot's folder.
+    """Download the weights, or only `files`, into the hub's cache. Then download the rest of the snapshot with the
+    hub's library, which finds the weights in the cache. Return the snapshot's folder.
     """
     with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
         large = [each for each in list_large_files(repo, folder.name) if files is None or each.name in files]
@@ -218,7 +218,7 @@ class WeightsDownload:
     def fetch(self, files: Sequence[LargeFile]) -> None:
         """Download missing `files`, several at once. Raises DownloadFailed, or an error of the hub's library."""
         self._blobs.mkdir(parents=True, exist_ok=True)
-        missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
+        missing = [(file, self._partial_size(file)) for file in files if not (self._blobs / file.sha256).is_file()]
         for file, received_bytes in missing:
             self._tally.expect_file(file.size, received_bytes)
         needed_bytes = sum(file.size - received for file, received in missing)
@@ -247,11 +247,11 @@ class WeightsDownload:
                 raise error
 
     def _partial_path(self, file: LargeFile) -> Path:
-        """Return the path of a file while it is not whole."""
+        """Return the path of a file's partial download."""
         return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
 
-    def _partial_bytes(self, file: LargeFile) -> int:
-        """Return how many bytes of a file an earlier download has left; 0 if they are too many."""
+    def _partial_size(self, file: LargeFile) -> int:
+        """Return how many bytes an earlier download left of a file; 0 if more than the file has."""
         try:
             size = self._partial_path(file).stat().st_size
         except OSError:
@@ -304,7 +304,7 @@ class WeightsDownload:
 
     def _download_rest(self, file: LargeFile, stream: BinaryIO) -> str:
         """Append the missing bytes of a file to `stream`, with retries. Return the SHA-256 of the whole file."""
-        if not self._partial_bytes(file):
+        if not self._partial_size(file):
             stream.truncate(0)
         digest, failures = hashlib.sha256(), 0
         with self._partial_path(file).open("rb") as partial_file:
@@ -538,7 +538,7 @@ def cached_repo_names() -> list[str]:
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the closest of `names` and the models beside `name`; empty if none is close."""
+    """Return ` Did you mean ...?` with the closest of `names` or the models beside `name`; empty if none is close."""
     names_by_key = {each.lower(): each for each in (*_models_beside(Path(name)), *names)}
     # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
     names_by_key |= {

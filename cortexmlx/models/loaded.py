@@ -84,7 +84,7 @@ def check_logits(loaded: LoadedModel) -> int:
 
 
 def _files_to_hash(path: Path) -> list[Path]:
-    """Return the files of a model's or adapter's path that its identity depends on, sorted."""
+    """Return the files at a model's or adapter's path that determine its identity, sorted."""
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in _HASHED_SUFFIXES and file.is_file())

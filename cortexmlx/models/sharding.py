@@ -64,8 +64,8 @@ class StandInGroup:
 
 
 def choose_cut_mode(model: Any, hosts: int, modes: Sequence[CutMode], name: str) -> CutMode:
-    """Return the first of `modes` by which `model` can be cut for so many hosts. The model is neither evaluated nor
-    changed. Raises HostRefused with what forbids it, and the numbers of hosts that would do.
+    """Return the first of `modes` by which `model` can be cut for `hosts` hosts. The model is neither evaluated nor
+    changed. Raises HostRefused, which says what forbids it, and which numbers of hosts are possible.
     """
     obstacles = []
     for mode in modes:
@@ -135,7 +135,7 @@ def _find_tensor_obstacle(model: Any, hosts: int) -> str | None:
     uneven_counts = dict.fromkeys(
         f"{count} {_describe_count(attribute)}"
         for attribute, count in old_counts.items()
-        if not _is_divided(count, new_counts.get(attribute, count), hosts)
+        if not _is_evenly_divided(count, new_counts.get(attribute, count), hosts)
         or (failure and attribute[1] in _HEADS and count % hosts)
     )
     if uneven_counts:
@@ -143,8 +143,8 @@ def _find_tensor_obstacle(model: Any, hosts: int) -> str | None:
     return None if failure is None else f"its tensors cannot be divided by {hosts} ({one_line(failure)})"
 
 
-def _is_divided(count: int, new_count: int, hosts: int) -> bool:
-    """Return whether a count was kept or evenly divided. A count below `hosts` may become 1: the class repeats it."""
+def _is_evenly_divided(count: int, new_count: int, hosts: int) -> bool:
+    """Return whether a count was kept, or divided evenly, or set to 1 by a class that repeats what is too few."""
     is_repeated = new_count == 1 and 0 < count < hosts and hosts % count == 0
     return new_count == count or new_count * hosts == count or is_repeated
 

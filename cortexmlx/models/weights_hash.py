@@ -41,15 +41,15 @@ class WeightsHash:
         self._files = FileHash(files, self._open_cache)
 
     def hold_arrays(self, model: Any) -> None:
-        """Note the memory address of each of the model's arrays, and keep the array alive: writing into it then makes a
-        new one elsewhere.
+        """Keep the model's arrays alive, and remember their memory addresses: writing into one then makes a new array
+        elsewhere.
         """
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
         self._held_arrays = {name: _locate_array(array) for name, array in arrays}
 
     def check_arrays(self, model: Any) -> None:
-        """Drop the hash if the model's arrays are no longer the held ones, and release those. Called before the engine
-        changes arrays, which it does in the same way in every process.
+        """Drop the hash if the model's arrays are no longer the held ones, and release the held ones. Called before the
+        engine changes arrays, which it does in the same way in every process.
         """
         held_arrays, self._held_arrays = self._held_arrays, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
@@ -91,7 +91,7 @@ class WeightsHash:
         self._files.when_ready(lambda digest: call(self._format_hash(digest)))
 
     def _format_hash(self, digest: bytes | None) -> str | None:
-        """Return the hash as a text, with what else determines the arrays; None without a digest."""
+        """Return the hash as text, combined with what else determines the arrays; None without a digest."""
         return None if digest is None else f"files {digest.hex()} {self._variant}"
 
     def cancel(self) -> None:

@@ -39,7 +39,7 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the first answer to the prompt as a flat object, with `other_answers` if there are any."""
+    """Return the first answer to the prompt as a flat object, with `others` if there are any."""
     first, *other_answers = [_answer_body(request, answer, info) for answer in answers[0]]
     return {**first, **({"others": other_answers} if other_answers else {})}
 

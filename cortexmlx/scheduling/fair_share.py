@@ -105,7 +105,7 @@ class FairShare:
         self._drop_idle_accounts()
 
     def settle(self, job: Job) -> bool:
-        """Charge the tokens that a running job has generated and not paid yet. Return whether there were any."""
+        """Charge a running job up to its generated tokens or its advance, whichever is more; return whether it owed."""
         return self._charge_up_to(job, job.price + max(job.num_generated, _advance_tokens(job)))
 
     def end(self, job: Job) -> None:

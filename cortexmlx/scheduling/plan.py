@@ -175,7 +175,7 @@ class StepPlan:
     axes: IntArray | None = None
     """`[3, T]`: positions by frame, height and width, in a MIXED step where they differ; None: `positions` thrice."""
     features: tuple[FeaturePiece, ...] = ()
-    """Which of a MIXED step's tokens are those of images. Their ids are negative."""
+    """Which of a MIXED step's tokens are those of images. Their ids are negative, but for the ends of rows."""
 
     @property
     def has_prompt_results(self) -> bool:

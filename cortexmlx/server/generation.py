@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cortexmlx.core.event_loop import run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.errors import CortexError, InvalidRequest

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cortexmlx.core.event_loop import run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.errors import (
     CortexError,
     DownloadFailed,

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortexmlx import __version__
-from cortexmlx.core.event_loop import run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.errors import CortexError
 from cortexmlx.server.http import to_json_bytes
 from cortexmlx.server.metrics import CONTENT_TYPE, ServerCounters, render_metrics

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx import __version__
-from cortexmlx.core.event_loop import run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.protocols.ollama import embed, models
 from cortexmlx.protocols.ollama.errors import error_body
 from cortexmlx.server.embeddings import EmbeddingEndpoints

@@ -75,7 +75,7 @@ class ServerSettings:
     earlier answers are left out.
     """
     read_elsewhere: ReadElsewhere | None = None
-    """Reads images that requests only name, as `ImagesElsewhere.read` does; None: they are not read."""
+    """Reads images that requests only name, as `NamedImageReader.read` does; None: they are not read."""
     defaults: RequestDefaults = field(default_factory=lambda: RequestDefaults(SamplingParams(max_tokens=None)))
     """What a body does not set. A pool of models has defaults of its own for each: `ServedModel.defaults`."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cortexmlx.core.event_loop import run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.errors import ResponseNotFound
 from cortexmlx.protocols.request import Body, Request

@@ -15,7 +15,7 @@ from typing import Unpack
 from weakref import ref
 
 from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, checked_params, with_keywords
-from cortexmlx.core.event_loop import tokenize_with_timeout
+from cortexmlx.core.blocking_calls import tokenize_with_timeout
 from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest

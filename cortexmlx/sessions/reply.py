@@ -7,8 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from cortexmlx.core.blocking_calls import run_on_thread
 from cortexmlx.core.callbacks import report_progress
-from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.sessions.turn import Turn

@@ -128,7 +128,7 @@ class GrammarCompiler:
         return replace(calls, tools=tuple(tools)), tuple(notes)
 
     def _relax_tool(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> Tool:
-        """Return a tool that allows any value where a property cannot be enforced, or else any object."""
+        """Return a copy of a tool that allows any value where a property cannot be enforced, or else any object."""
         schema = tool.schema
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MAX_TRIED:
@@ -404,8 +404,8 @@ def run_on_deep_stack(make: Callable[[], T]) -> T:
 
 
 def _try_start(thread: threading.Thread) -> bool:
-    """Start a thread with a stack of `STACK_BYTES`. Return whether the system allowed it. Python knows one size for
-    all new threads; another one that begins meanwhile has this size, too, which does no harm.
+    """Start a thread with a stack of `STACK_BYTES`. Return whether the system allowed it. Python has one stack size for
+    all new threads; others that begin meanwhile have this size, too, which does no harm.
     """
     with _lock:
         size = threading.stack_size()

@@ -40,7 +40,7 @@ def describe_function(function: Function) -> tuple[str, str, dict[str, Any]]:
     for key, parameter in _parameters(function).items():
         if parameter.default is not parameter.empty and _is_json(parameter.default) and key in schema["properties"]:
             schema["properties"][key].setdefault("default", parameter.default)
-    full_schema = {"type": "object", "properties": {}, **_without_titles(schema)}
+    full_schema = {"type": "object", "properties": {}, **_remove_titles(schema)}
     return name, " ".join(docstring.partition("\n\n")[0].split()), full_schema
 
 
@@ -137,7 +137,7 @@ def _arguments_adapter(function: Function, descriptions: Mapping[str, str]) -> A
         if isinstance(parameter.default, FieldInfo):
             kind, is_required = make_annotated[kind, parameter.default], parameter.default.is_required()
         if name in descriptions:
-            kind = _with_description(kind, descriptions[name])
+            kind = _add_description(kind, descriptions[name])
         fields[name] = kind if is_required else NotRequired[kind]
     make: Any = TypedDict
     arguments = make(_function_name(function), fields)
@@ -151,7 +151,7 @@ def _arguments_adapter(function: Function, descriptions: Mapping[str, str]) -> A
     return adapter
 
 
-def _with_description(kind: Any, text: str) -> Any:
+def _add_description(kind: Any, text: str) -> Any:
     """Add a description to a type, unless it has one of its own."""
     from pydantic import Field
 
@@ -184,16 +184,16 @@ _NAMED_SCHEMAS = ("properties", "$defs", "patternProperties")
 """Keywords of a schema whose keys are names of the caller's."""
 
 
-def _without_titles(schema: Any) -> Any:
-    """Return a schema without titles, which only repeat names."""
+def _remove_titles(schema: Any) -> Any:
+    """Return a copy of a schema without its titles, which only repeat names."""
     if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
+        return [_remove_titles(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _without_titles(each) for name, each in value.items()}
+        key: {name: _remove_titles(each) for name, each in value.items()}
         if key in _NAMED_SCHEMAS
-        else _without_titles(value)
+        else _remove_titles(value)
         for key, value in schema.items()
         if key != "title"
     }

@@ -60,7 +60,7 @@ def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str,
 
 
 def text_without(text: str, not_first: str = "") -> str:
-    """Return a terminal for free text that does not contain `text`, nor begin with `not_first`, even after blanks."""
+    """Return a terminal for free text that neither contains `text`, nor begins with `not_first` (even after blanks)."""
     begins = exclude_beginning(not_first)
     return f"/{ANY}/ & ~/{ANY}{escape_regex(text)}{ANY}/{begins}"
 

@@ -46,7 +46,7 @@ class TokenizerFailure(threading.local):
     error: BaseException | None = None
 
     def reraise(self, interrupts_only: bool = True) -> None:
-        """Raise the exception, if any. With `interrupts_only`, drop an Exception, which its matcher reports."""
+        """Raise the kept exception, if any. With `interrupts_only`, drop an Exception: the matcher reports it."""
         error, self.error = self.error, None
         if error is not None and not (interrupts_only and isinstance(error, Exception)):
             raise error

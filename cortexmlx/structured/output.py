@@ -125,9 +125,9 @@ class StructuredOutput:
 
     @classmethod
     def named(cls, form: Mapping[str, Any]) -> StructuredOutput:
-        """Return the form that a mapping names, as vLLM's `structured_outputs` do: `{"json": schema}`,
-        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`; beside a schema also
-        `"lenient": true`, and beside both kinds of JSON `"disable_any_whitespace": true` (`compact`) and
+        """Return the form that a mapping names, as in vLLM's `structured_outputs`: `{"json": schema}`, `{"regex":
+        ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`. A schema may come with `"lenient":
+        true`, both kinds of JSON with `"disable_any_whitespace": true` (`compact`) and
         `"disable_additional_properties": true` (`closed`).
         """
         form_fields = {name: value for name, value in form.items() if value is not None and value is not False}

@@ -45,7 +45,7 @@ def close_where_safe(schema: Any) -> Any:
 
 
 def close_plain_objects(schema: Any) -> Any:
-    """As `close_where_safe`, but leave objects open that have `patternProperties` or combinators of their own."""
+    """As `close_where_safe`, but objects with `patternProperties` or combinators of their own stay open."""
     if not isinstance(schema, Mapping):
         return schema
     combining_ids = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}
@@ -82,7 +82,7 @@ class _OpenNodes:
             self._check_object(node)
 
     def _check_object(self, node: Schema) -> None:
-        """Keep an object schema open if closing it would forbid properties that a schema applied with it names."""
+        """Keep an object schema open if closing it would forbid properties that a schema for the same value names."""
         groups = self._combined_groups(node)
         naming_groups = [
             group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))
@@ -98,11 +98,11 @@ class _OpenNodes:
             self._keep_open(self._contained_schemas(_list_at(node, "oneOf")))
 
     def _keep_open(self, nodes: Iterator[Schema] | list[Schema]) -> None:
-        """Add schemas to those that stay open."""
+        """Add schemas to those that must stay open."""
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
-        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value need fit only one of a group."""
+        """Return groups of schemas that a node combines (`allOf`, `$ref`...). A value need fit only one per group."""
         groups = [[part] for part in _list_at(node, "allOf")]
         groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]
@@ -235,7 +235,7 @@ _CONTROL = re.compile(r"\\u00(?:[01]|7[fF])|\\x(?:[01]|7[fF])|\x7f")
 
 
 def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
-    """Return the letters of the escapes that JSON of `schema` may use in strings; None if all are allowed.
+    """Return the escape letters (such as n) that strings in JSON of `schema` may use; None if all are allowed.
 
     llguidance knows a property by its plain name. In an object that may have other properties, `\\u0061` would be one
     of those, though every reader takes it for the property `a`. So `\\u` is not allowed there. Only control characters

@@ -1,8 +1,9 @@
 """Where the images of a prompt are among its tokens, and at which positions its tokens are rotated. Without mlx.
 
-A token of an image has no id of the vocabulary. It has a negative number, made of what the image and its processor are
-(`virtual_tokens`). So prompts with other images are other texts to all that compares, hashes and stores tokens, and the
-same image in the same place is the same text, for the prefix cache, the disk tier and conversations alike.
+A token that stands for a part of an image has no id of the vocabulary, but a negative number, made of what the image
+and its processor are (`virtual_tokens`). So prompts with other images are other texts to all that compares, hashes and
+stores tokens, and the same image in the same place is the same text, for the prefix cache, the disk tier and
+conversations alike.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _NOT_GLOBAL = [ipaddress.ip_network(each) for each in (*_NAT64, *_OLD)]
 """Addresses in which others are hidden, by NAT64, 6to4, Teredo and what came before, and those of sites."""
 
 
-class ImagesElsewhere:
-    """Reads images that a request only names: from the web `hosts`, and, if `root` is given, from files in that folder.
+class NamedImageReader:
+    """Reads images that a request only names: by URL from listed `hosts`, or by path from the folder `root`, if any.
 
     A host is `example.com` or `example.com:8443`, which are asked by https, or begins with `http://`. One whose name
     stands for an address of this machine or of a private network is not asked: list the address itself.
@@ -51,13 +51,13 @@ class ImagesElsewhere:
     def read(self, name: str) -> bytes:
         """Return the bytes of the file at a URL or a path. Raises InvalidRequest."""
         if re.match("(?i)https?://", name):
-            return self._fetch(name)
+            return self._fetch_url(name)
         if self._root is None:
             raise InvalidRequest("the image is at no URL of http or https, and files are not opened: send its bytes")
-        return self._open(self._root, name)
+        return self._read_local_file(self._root, name)
 
     @staticmethod
-    def _open(root: Path, name: str) -> bytes:
+    def _read_local_file(root: Path, name: str) -> bytes:
         try:
             path = Path(os.path.realpath(root / name, strict=True))
             is_there = path.is_relative_to(os.path.realpath(root))
@@ -67,7 +67,7 @@ class ImagesElsewhere:
             raise InvalidRequest(f"there is no file {name[:200]!r} in {root}, which images are read from")
         return read_file(path)[1]
 
-    def _fetch(self, url: str) -> bytes:
+    def _fetch_url(self, url: str) -> bytes:
         try:
             parts, origin = urlsplit(url), _origin(url)
         except (InvalidRequest, ValueError):
@@ -115,7 +115,7 @@ def _request_body(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
     sock.settimeout(max(end - time.monotonic(), 0.01))
     if scheme == "https":
         connection.sock = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-    cut = threading.Timer(end - time.monotonic(), lambda: _shut(sock))  # a host that sends a byte a second ends, too
+    cut = threading.Timer(end - time.monotonic(), lambda: _shut_down(sock))  # hosts that send a byte a second end, too
     cut.start()
     try:
         path = (url.path or "/") + (f"?{url.query}" if url.query else "")
@@ -135,7 +135,7 @@ def _request_body(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
         connection.close()
 
 
-def _shut(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     """Shut a socket down, so that a thread stops waiting for it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

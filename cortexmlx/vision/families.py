@@ -17,7 +17,7 @@ from cortexmlx.vision.towers import Tower
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of a family see images."""
+    """How a family of models takes images: how to read its tower, and how its prompts and layers treat images."""
 
     read_tower: Callable[..., Tower | None]
     """Reads the tower of a model's folder: see `qwen.read_tower`."""

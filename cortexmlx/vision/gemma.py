@@ -68,8 +68,8 @@ def read_tower(
 
 def both_ways_layers(config: Mapping[str, Any]) -> BothWays:
     """Return the layers of the language model in which an image's tokens attend to its later ones, too: all in Gemma 3,
-    those with a window in larger models of Gemma 4, none in smaller ones. So it is in transformers
-    (`create_masks_for_vision_model` of each, by which it generates) and vLLM; mlx-vlm does it in all layers of Gemma 4.
+    those with a window in larger models of Gemma 4, none in smaller ones. transformers (by
+    `create_masks_for_vision_model`) and vLLM do the same; mlx-vlm does it in all layers of Gemma 4.
     """
     if config.get("model_type") == "gemma3":
         return BothWays.EVERYWHERE
@@ -92,7 +92,7 @@ class Gemma4Tower(Tower):
             rope_parameters=rope.get("rope_type", "axial") in ("axial", "default"),
             hidden_activation=vision.get("hidden_activation", "gelu_pytorch_tanh") == "gelu_pytorch_tanh",
         )
-        hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _epsilon(vision)
+        hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _read_epsilon(vision)
         self._scale, self._pool, self._dim = width**0.5, sizes["pooling_kernel_size"], sizes["head_dim"]
         self._theta, self._numbers = float(rope.get("rope_theta", 100.0)), 3 * sizes["patch_size"] ** 2
         self.patch_embedder = nn.Module()
@@ -144,7 +144,7 @@ class UnifiedTower(Tower):
         vision, width = config["vision_config"], _text_width(config)
         sizes = _read_sizes(vision, _SIZES_UNIFIED)
         self._patch, self._pool, hidden = sizes["patch_size"], sizes["pooling_kernel_size"], sizes["mm_embed_dim"]
-        self._scale, self._eps, numbers = width**0.5, _epsilon(vision), 3 * (self._patch * self._pool) ** 2
+        self._scale, self._eps, numbers = width**0.5, _read_epsilon(vision), 3 * (self._patch * self._pool) ** 2
         self.patch_ln1, self.patch_dense = nn.LayerNorm(numbers), nn.Linear(numbers, hidden)
         self.patch_ln2, self.pos_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.pos_embedding = mx.zeros((sizes["mm_posemb_size"], 2, hidden))
@@ -249,7 +249,7 @@ class Gemma3Tower(Tower):
             mm_tokens_per_image=0 < tokens <= self._side and self._side % tokens == 0,
             hidden_act=vision.get("hidden_act", "gelu_pytorch_tanh") == "gelu_pytorch_tanh",
         )
-        eps, self.depth = _epsilon(vision, "layer_norm_eps"), sizes["num_hidden_layers"]
+        eps, self.depth = _read_epsilon(vision, "layer_norm_eps"), sizes["num_hidden_layers"]
         self._eps, self._pool, self._patch = eps, self._side // tokens, sizes["patch_size"]
         self._scale = mx.array(width**0.5, mx.bfloat16)  # mlx-lm's class rounds it
         self.embeddings = nn.Module()
@@ -339,7 +339,7 @@ def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:
 
 
 def _check_patches(patches: mx.array, grid: tuple[int, int, int], unit: int, numbers: int, most: int) -> None:
-    """Raise ValueError unless patches are `[rows * columns, numbers]`, in multiples of `unit` up to `most` a side."""
+    """Raise ValueError unless patches are `[rows * columns, numbers]`: multiples of `unit`, at most `most` a side."""
     frames, rows, columns = grid
     wanted = rows * columns, numbers
     if frames != 1 or min(grid) < 1 or rows % unit or columns % unit or max(rows, columns) > most:
@@ -353,7 +353,7 @@ def _text_width(config: Mapping[str, Any]) -> int:
     return _read_sizes(config.get("text_config") or {}, {"hidden_size": 0})["hidden_size"]
 
 
-def _epsilon(vision: Mapping[str, Any], name: str = "rms_norm_eps") -> float:
+def _read_epsilon(vision: Mapping[str, Any], name: str = "rms_norm_eps") -> float:
     return float(vision.get(name, 1e-6))
 
 
@@ -366,7 +366,7 @@ def _read_sizes(stated: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[
 
 
 def _check_supported(stated: Mapping[str, Any], **is_supported: bool) -> None:
-    """Raise ModelUnsupported for the settings whose `is_supported` is false. The message has their `stated` values."""
+    """Raise ModelUnsupported, naming the `stated` values, for the settings whose `is_supported` is false."""
     if wrong := [name for name, supported in is_supported.items() if not supported]:
         values = ", ".join(f"{name} {stated.get(name)!r}" for name in wrong)
         raise ModelUnsupported(f"the vision_config in config.json has {values}: no tower with that is known")

@@ -389,7 +389,7 @@ class _PatchMaker(Protocol):
 
 
 class _Qwen2VL:
-    """Qwen2-VL and later, Qwen3-VL, Qwen3.5 and later: the image's own size, rounded to whole tokens."""
+    """Patches for Qwen2-VL, Qwen3-VL, Qwen3.5 and later: images keep their size, rounded to whole tokens."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
@@ -416,7 +416,7 @@ class _Qwen2VL:
 
 
 class _Gemma4:
-    """Gemma 4: the image is resized to fill a budget of tokens, keeping its aspect ratio."""
+    """Patches for Gemma 4: images are resized to fill a budget of tokens, keeping their aspect ratio."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.gemma4.image_processing_pil_gemma4")
@@ -441,8 +441,8 @@ class _Gemma4:
 
 
 class _Gemma3:
-    """Gemma 3: every image becomes a square of the same size, with the same number of tokens. No crops
-    of wide images are made, as transformers does on demand.
+    """Patches for Gemma 3: every image becomes a square of the same size, with the same number of tokens. No crops of
+    wide images are made, as transformers does on demand.
     """
 
     merge = 1
@@ -467,7 +467,7 @@ class _Gemma3:
 
 
 class _Pixtral:
-    """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller. One more token ends each row."""
+    """Patches for Pixtral, Mistral 3: images keep their size in whole tokens, or shrink. One more token ends a row."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
@@ -559,8 +559,8 @@ class ImageProcessor:
         """SHA-256 of the settings and the version."""
 
     def count_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image of so many pixels, as `read_size` gives them. Raises InvalidRequest
-        for sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
+        """Return the number of tokens of an image of this size in pixels, as of `read_size`. Raises InvalidRequest for
+        sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
         """
         return self._family.count_tokens(self._compute_checked_grid(width, height))
 
@@ -606,7 +606,7 @@ def _tower_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the file with the settings of images, and its settings: processor_config.json first, like transformers."""
+    """Return the path and the settings of the image processor's file: processor_config.json if it has them."""
     path = folder / "processor_config.json"
     if path.is_file() and isinstance(settings := read_json_object(path).get("image_processor"), dict):
         return path, settings

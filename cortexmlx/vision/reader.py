@@ -125,8 +125,8 @@ class ImageReader:
         return image
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by the hash `source`, or instead a known one with the same key. Return the remembered one,
-        or `image` itself if there is no room to remember it.
+        """Remember an image under the hash `source`; or instead an image that is known already, with the same key.
+        Return the remembered image, or `image` itself if there is no room to remember it.
         """
         with self._lock:
             if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
@@ -190,7 +190,7 @@ def _bytes_of(images: Iterable[PreparedImage]) -> int:
 
 
 def _source_of(part: Mapping[str, Any]) -> ImageSource:
-    """Return the image of a message's part: what `image` is, or the bytes of a data URL. Raises InvalidRequest."""
+    """Return the image of a message's part: its `image` value, or the bytes of its data URL. Raises InvalidRequest."""
     image: Any = part.get("image")
     if image is None:
         try:

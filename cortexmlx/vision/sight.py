@@ -64,8 +64,8 @@ class Sight:
     # -- features -----------------------------------------------------------------------------------------------------
 
     def request_features(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
-        """Have the next calls of `advance` compute the features of `images`, as far as the cache holds them together.
-        Return the last image to wait for; None if all are cached. Those stay cached until the next call of `advance`.
+        """Have the next calls of `advance` compute the features of `images`, of as many as the cache can hold together.
+        Return the last image to wait for; None if all are cached. Cached ones stay until the next call of `advance`.
         """
         wanted, size = dict[bytes, PreparedImage](), 0
         for image in images:
@@ -86,9 +86,9 @@ class Sight:
         return self._waiting[0] if self._waiting else None
 
     def advance(self, seconds: float | None) -> None:
-        """Run the tower on the image that waits longest: at least one piece, and more until `seconds` are over, or to
-        the end if None. An image is not begun if its features would evict some that were requested since the last
-        call. If MLX lacks memory, its error is raised, and the image waits no more.
+        """Run the tower on the image that waits longest: at least one piece, and more until `seconds` are over; all
+        pieces if None. An image is not begun if its features would evict some that were requested since the last call.
+        If MLX lacks memory, its error is raised, and the image waits no more.
         """
         image, until = self.current_image, None if seconds is None else time.perf_counter() + seconds
         needed, self._needed = self._needed, set()
@@ -111,7 +111,7 @@ class Sight:
         self._drop_current()
 
     def _drop_current(self) -> None:
-        """Remove the current image from those that wait, so that the next one is current."""
+        """Remove the current image from the waiting ones, so that the next one is current."""
         self._pieces = None
         self._waiting.popleft()
 
@@ -138,7 +138,7 @@ class Sight:
         self._step.begin(positions, axes)
 
     def embed(self, tokens: mx.array, pieces: Sequence[FeaturePiece]) -> mx.array:
-        """Return the embeddings `[T, 1, h]` of a step's tokens `[T]`, with those of images from their features."""
+        """Return the embeddings `[T, 1, h]` of a step's tokens `[T]`; those of image tokens are their features."""
         embeddings = self._text.embed_tokens(mx.maximum(tokens, 0))
         layers: list[mx.array] = []
         for piece in pieces:

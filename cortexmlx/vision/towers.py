@@ -127,8 +127,8 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 def in_pieces(make: Callable[..., Any], numbers: int, *arrays: mx.array, dim: int = 0) -> Pieces:
-    """Return `make(*arrays)`, an array or a tuple, computed in pieces of some rows: rows do not depend on each other.
-    Each row is multiplied by `numbers` weights, keys and values. `dim` is that of attention's heads; else 0.
+    """Compute `make(*arrays)`, an array or a tuple, in pieces of some rows, which do not depend on each other.
+    `numbers` is how many weights, keys and values multiply a row, and `dim` is the size of attention's heads, or 0.
     """
     count = max((MAX_FUSED_PRODUCTS if is_fused(dim) else MAX_PRODUCTS) // numbers, 1)
     parts: list[Any] = []
@@ -162,7 +162,7 @@ def count_weights(module: nn.Module) -> int:
 
 
 def is_fused(dim: int) -> bool:
-    """Return whether MLX has a fused attention kernel, which stores no scores, for heads padded from `dim` numbers."""
+    """Return whether MLX has a fused attention kernel, which stores no scores, for padded heads of `dim` numbers."""
     return dim <= FUSED_DIMS[-1] and mx.default_device() != mx.cpu
 
 

@@ -180,14 +180,14 @@ def _flatten_rows(x: mx.array, rows: int) -> mx.array:
 
 @cache
 def _launch_arguments(shape: ProductShape, rows: int) -> dict[str, Any]:
-    """Return the arguments of a call without experts that depend only on the shape and the number of rows."""
+    """For a call without experts, return the arguments that depend only on the shape and the number of rows."""
     parts = split_rows(rows)
     return _shared_arguments(shape, (("TILES", parts.tiles),), parts.parts)
 
 
 @cache
 def _expert_launch_arguments(shape: ProductShape, pairs: int) -> dict[str, Any]:
-    """Return the arguments of a call with experts that depend only on the shape and the number of pairs."""
+    """For a call with experts, return the arguments that depend only on the shape and the number of pairs."""
     return _shared_arguments(shape, (), pairs)
 
 

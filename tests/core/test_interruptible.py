@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine, InvalidRequest, RequestTimeout, SamplingParams
-from cortexmlx.core.event_loop import InterruptibleCall, tokenize_with_timeout
+from cortexmlx.core.blocking_calls import InterruptibleCall, tokenize_with_timeout
 from support.engine.asked import SHORT
 from support.engine.core_driver import assert_nothing_lost
 from support.patience import PATIENCE, soon

@@ -225,7 +225,7 @@ def test_fuzzed_runs_are_never_accused(
 
 def test_a_small_arena_is_not_measured_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, watch = KVArena([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0,))], 4, SIZE), CopyWatch()
-    monkeypatch.setattr(arena, "write_scratch", None)
+    monkeypatch.setattr(arena, "write_scratch_slots", None)
     watch.measure_scratch_write(arena)
     one_write(arena, watch)
     assert watch.writes == ArenaWrites() and not watch._attempts

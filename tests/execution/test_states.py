@@ -45,7 +45,7 @@ class Rows:
         assert leaf.step is not None
         found = np.zeros(len(values))
         for index, (part, cache) in enumerate(zip(leaf.step.parts, leaf.caches, strict=True)):
-            if part.goes_on:
+            if part.continues_previous:
                 cache[0] = leaf.caches[index - 1][0]
             rows = len(part.tokens)
             before = mx.zeros((rows, WIDTH)) if cache[0] is None else cache[0]

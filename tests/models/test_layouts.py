@@ -17,7 +17,7 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.folder import check_folder_config
-from cortexmlx.models.folder_config import note_other_answers, translate_settings
+from cortexmlx.models.folder_config import note_differences_from_transformers, translate_settings
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
@@ -121,7 +121,7 @@ def test_settings_of_any_type_are_read_or_refused_in_words() -> None:
         config = {"model_type": "gemma3", "text_config": {"model_type": kind, name: value, "sliding_window": 8}}
         with suppress(ModelUnsupported):
             translate_settings(config)
-        note_other_answers(config | {name: value})
+        note_differences_from_transformers(config | {name: value})
 
 
 def test_an_order_of_layers_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_the_part_of_a_head_that_glm_rotates_and_falcon_h1s_factor_of_keys_are_a
     ],
 )
 def test_where_mlx_lm_computes_otherwise_is_told(settings: dict[str, Any], notes: list[str]) -> None:
-    told = note_other_answers(settings)
+    told = note_differences_from_transformers(settings)
     assert len(told) == len(notes) and all(words in note for words, note in zip(notes, told, strict=True)), told
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("PIL")
 
 from cortexmlx import Engine
 from cortexmlx.vision import elsewhere
-from cortexmlx.vision.elsewhere import ImagesElsewhere
+from cortexmlx.vision.elsewhere import NamedImageReader
 from support.clients.in_process import in_process
 from support.models.sighted import picture, shown, write_sighted
 from support.models.tiny import write_tiny
@@ -171,7 +171,7 @@ def test_only_what_a_listed_host_has_is_fetched_and_nobody_waits_for_it(
         return b"no image" if "bad" in url.path else PNG
 
     monkeypatch.setattr(elsewhere, "_request_body", fetch)
-    read = ImagesElsewhere(["pictures.example"]).read
+    read = NamedImageReader(["pictures.example"]).read
     url = "https://pictures.example/a.png"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "input_image", "image_url": url}]
     source = {"type": "image", "source": {"type": "url", "url": url}}

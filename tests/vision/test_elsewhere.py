@@ -17,7 +17,7 @@ import pytest
 from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.vision import elsewhere
-from cortexmlx.vision.elsewhere import ImagesElsewhere
+from cortexmlx.vision.elsewhere import NamedImageReader
 from support.models.sighted import picture, write_sighted
 from support.models.tiny import write_tiny
 
@@ -81,14 +81,14 @@ def web() -> Iterator[Web]:
     web.close()
 
 
-def refuses(source: ImagesElsewhere, name: str, says: str) -> None:
+def refuses(source: NamedImageReader, name: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         source.read(name)
 
 
 def test_a_listed_host_is_asked_and_no_other(web: Web) -> None:
     url, other = web.say("/a.png?b=1", b"picture"), Web()
-    source = ImagesElsewhere([web.url])
+    source = NamedImageReader([web.url])
     assert source.read(url) == source.read(url.replace("http", "HTTP")) == b"picture"
     for name in (
         other.say("/a", b"x"),
@@ -107,20 +107,20 @@ def test_a_listed_host_is_asked_and_no_other(web: Web) -> None:
     for name in ("ftp://127.0.0.1/a", "file:///etc/passwd", "/etc/passwd", "a.png", "gopher://x"):
         refuses(source, name, "files are not opened")
     assert web.asked == ["/a.png?b=1"] * 2 and not other.asked
-    refuses(ImagesElsewhere([f"127.0.0.1:{web.port}"]), url.replace("http", "https"), "was not fetched")
+    refuses(NamedImageReader([f"127.0.0.1:{web.port}"]), url.replace("http", "https"), "was not fetched")
     other.close()
     for host in ("", "ftp://a", "a@b", "http://", "a:b"):
         with pytest.raises(InvalidRequest, match="no host"):
-            ImagesElsewhere([host])
+            NamedImageReader([host])
 
 
 def test_nobody_is_sent_elsewhere(web: Web) -> None:
     web.say("/b", b"secret")
     for status in (301, 302, 303, 307, 308):
         url = web.say(f"/{status}", b"", status, Location=f"{web.url}/b")
-        refuses(ImagesElsewhere([web.url]), url, f"says {status}.*not followed")
-    refuses(ImagesElsewhere([web.url]), web.say("/404", b"", 404), "says 404")
-    refuses(ImagesElsewhere([web.url]), web.say("/x", b"")[:-1] + "a\r\nX: y", "not fetched|cannot|says")
+        refuses(NamedImageReader([web.url]), url, f"says {status}.*not followed")
+    refuses(NamedImageReader([web.url]), web.say("/404", b"", 404), "says 404")
+    refuses(NamedImageReader([web.url]), web.say("/x", b"")[:-1] + "a\r\nX: y", "not fetched|cannot|says")
     assert "/b" not in web.asked
 
 
@@ -156,7 +156,7 @@ def test_nobody_is_sent_elsewhere(web: Web) -> None:
 def test_a_name_that_stands_for_a_private_address_is_not_asked(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 443))])
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it was asked"))
-    refuses(ImagesElsewhere(["pictures.example"]), "https://pictures.example/a", "not on the internet")
+    refuses(NamedImageReader(["pictures.example"]), "https://pictures.example/a", "not on the internet")
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch: pyte
         raise ConnectionRefusedError("nobody")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    refuses(ImagesElsewhere(["pictures.example"]), "https://PICTURES.example./a", "nobody")
+    refuses(NamedImageReader(["pictures.example"]), "https://PICTURES.example./a", "nobody")
     assert asked == [("93.184.216.34", 443)] and answers == ["127.0.0.1"]
 
 
@@ -176,7 +176,7 @@ def test_size_and_time_are_bounded(web: Web, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(elsewhere, "FETCH_SECONDS", 0.3)
     monkeypatch.setattr(elsewhere, "MAX_FILE_BYTES", 1000)
     monkeypatch.setattr(elsewhere, "MAX_FETCHES", 1)
-    source = ImagesElsewhere([web.url])
+    source = NamedImageReader([web.url])
     assert len(source.read(web.say("/large", bytes(5000)))) == 1001, "whoever decodes it refuses it"
     begin = time.monotonic()
     for path, first in (("/s", b""), ("/h", b"HTTP/1.1 200 OK\r\nX: "), ("/b", b"HTTP/1.1 200 OK\r\n\r\n")):
@@ -197,7 +197,7 @@ def test_a_slow_connection_leaves_less_time_for_the_handshake(monkeypatch: pytes
     monkeypatch.setattr(elsewhere, "FETCH_SECONDS", 0.2)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(0.3) or ours)
     begin = time.monotonic()
-    refuses(ImagesElsewhere(["127.0.0.1"]), "https://127.0.0.1/a", "timed out")
+    refuses(NamedImageReader(["127.0.0.1"]), "https://127.0.0.1/a", "timed out")
     assert time.monotonic() - begin < 8
 
 
@@ -205,7 +205,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     hangs = threading.Event()
     monkeypatch.setattr(elsewhere, "FETCH_SECONDS", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: hangs.wait(60) and [])
-    refuses(ImagesElsewhere(["pictures.example"]), "https://pictures.example/a", "its name was not looked up in 0.1 s")
+    refuses(NamedImageReader(["pictures.example"]), "https://pictures.example/a", "its name was not looked up in 0.1 s")
     assert not hangs.is_set()
     hangs.set()
 
@@ -219,7 +219,7 @@ def test_files_of_a_folder_and_no_others(tmp_path: Path) -> None:
     (root / "out").symlink_to(tmp_path)
     (root / "in.png").symlink_to(root / "sub" / "a.png")
     os.mkfifo(root / "pipe")
-    source = ImagesElsewhere(root=root)
+    source = NamedImageReader(root=root)
     for name in ("sub/a.png", "./sub/../sub/a.png", str(root / "sub/a.png"), "in.png"):
         assert source.read(name) == b"picture"
     for name in ("../secret.png", str(tmp_path / "secret.png"), "link.png", "out/secret.png", "none", "\0", "a" * 9999):

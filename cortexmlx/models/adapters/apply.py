@@ -99,7 +99,7 @@ def _quote_names(names: list[str]) -> str:
 
 
 def _load_arrays(adapter: Adapter) -> dict[str, mx.array]:
-    """Load the adapter's arrays from its file, by the names and in the layout of mlx-lm."""
+    """Load the adapter's arrays from its file, with mlx-lm's names and layout."""
     try:
         file_arrays: Any = mx.load(str(adapter.weights))
     except (RuntimeError, OSError, ValueError) as error:

@@ -30,7 +30,7 @@ _TRIES = 20
 
 
 class AdapterKind(str, Enum):
-    """Low-rank matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or whole layers (FULL)."""
+    """What an adapter has for a layer: low-rank matrices (LORA), magnitudes too (DORA), or the whole layer (FULL)."""
 
     LORA = "lora"
     DORA = "dora"
@@ -118,8 +118,8 @@ def file_changed_error(file: Path) -> ModelCorrupt:
 
 
 def _wait_for_stamp(file: Path) -> FileStamp | None:
-    """Return a file's stamp (None without a file), once it is so old that a further change would alter it. Raises
-    ModelCorrupt if changes go on.
+    """Return a file's stamp (None without a file), after waiting until any later change would alter the stamp. Raises
+    ModelCorrupt if the file goes on changing.
     """
     for _ in range(_TRIES):
         stamp = _read_stamp(file)
@@ -302,7 +302,7 @@ def read_peft_scale(config_file: Path, config: dict[str, Any]) -> float:
 
 
 def map_peft_names(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
-    """Return PEFT's tensor names by mlx-lm's. Raises ModelUnsupported for a tensor that is not part of a LoRA layer."""
+    """Return PEFT's tensor names, by mlx-lm's names. Raises ModelUnsupported for a tensor of no LoRA layer."""
     names = {}
     for tensor in tensors:
         suffix = next((part for part in _PEFT_ENDINGS if tensor.endswith(part)), None)
@@ -315,7 +315,7 @@ def map_peft_names(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
 
 
 def _has_no_effect(key: str, value: Any) -> bool:
-    """Return whether a PEFT setting has a value that changes nothing."""
+    """Return whether a PEFT setting, with this value, changes nothing."""
     if key == "init_lora_weights":
         return value in _HARMLESS_INITS
     return not value or (key == "bias" and value == "none")

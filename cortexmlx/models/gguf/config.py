@@ -220,7 +220,7 @@ def _read_dimensions(meta: GGUFMetadata, architecture: Architecture) -> ModelDim
 
 
 def _count_rows(meta: GGUFMetadata, tensor: str, dims: int) -> int:
-    """Return how many rows a tensor has, which must have `dims` dimensions."""
+    """Return a tensor's number of rows. Raises ModelCorrupt unless it has `dims` dimensions."""
     info = meta.header.tensors.get(tensor)
     if info is None or len(info.shape) != dims:
         raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims} dimensions. Download the file again.")
@@ -344,7 +344,7 @@ def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
 
 
 class OutputHead(Enum):
-    """Where the output projection comes from: the embedding, its own tensor, or either, depending on the file."""
+    """Where the output projection is: in the embedding, in its own tensor, or in either, depending on the file."""
 
     TIED = "tied"
     OWN = "own"

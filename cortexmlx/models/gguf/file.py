@@ -87,7 +87,7 @@ class TensorInfo:
     """The size of its data in bytes."""
 
     @property
-    def values(self) -> int:
+    def element_count(self) -> int:
         """The number of elements of the tensor."""
         return math.prod(self.shape)
 
@@ -109,7 +109,7 @@ class GGUFHeader:
 
 
 class _HeaderReader:
-    """Reads a GGUF header's values in order and checks the bytes left: wrong lengths raise an error with the offset."""
+    """Reads a GGUF header's values in order. A wrong length, beyond the bytes left, raises an error with the offset."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data = data

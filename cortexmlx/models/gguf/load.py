@@ -102,7 +102,7 @@ def _note_unpacked_tensors(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ..
         return ()
     kinds = ", ".join(sorted({info.type_name for info in unpacked_tensors}))
     stored_size = sum(info.nbytes for info in unpacked_tensors)
-    memory_size = sum(info.values for info in unpacked_tensors) * dtype.size
+    memory_size = sum(info.element_count for info in unpacked_tensors) * dtype.size
     return (
         f"MLX has no packed form of {kinds}: {len(unpacked_tensors)} tensors are {dtype_name(dtype)} in memory "
         f"({format_bytes(memory_size)} instead of {format_bytes(stored_size)})",

@@ -282,10 +282,10 @@ def tensor_memory_bytes(info: TensorInfo, dtype: str) -> int:
     itemsize = 4 if dtype == "float32" else 2
     packed_format = PACKED_TYPES.get(info.type_name)
     if packed_format is None:
-        return info.values * itemsize
+        return info.element_count * itemsize
     has_float32_scales = info.type_name in ("Q4_K", "Q5_K") or dtype != "float16"
     per_group = (2 * (4 if has_float32_scales else 2)) if packed_format.mode == "affine" else 1
-    return info.values * packed_format.bits // 8 + info.values // GROUP_SIZE * per_group
+    return info.element_count * packed_format.bits // 8 + info.element_count // GROUP_SIZE * per_group
 
 
 def read_float32_tensor(info: TensorInfo) -> list[float]:

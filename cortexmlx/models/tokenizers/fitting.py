@@ -39,14 +39,14 @@ class TemplateRepair:
 
 
 class ConversationFitter:
-    """Repairs conversations for one chat template. Remembers which repairs it needs. `render` makes none."""
+    """Repairs conversations for one chat template, and remembers which repairs the template needs."""
 
     def __init__(self, render: RenderMessages) -> None:
         self._render = render
         self._repair_needed: dict[TemplateRepair, bool] = {}
         self._form: Callable[[TemplateMessages], TemplateMessages] = lambda messages: messages
         parts = TemplateRepair(_write_text_parts, (_ASK,), ("the question",))
-        if self._count_words(parts, _write_text_parts(parts.probe)) > self._count_words(parts, parts.probe):
+        if self._score_rendering(parts, _write_text_parts(parts.probe)) > self._score_rendering(parts, parts.probe):
             self._form = _write_text_parts  # as LLaVA's templates read texts; they would write nothing of others
 
     def render(self, messages: TemplateMessages, render: RenderMessages) -> str | list[int]:
@@ -61,7 +61,7 @@ class ConversationFitter:
         return render(self._form(repaired_messages))
 
     def _apply_needed(self, messages: TemplateMessages, repairs: Sequence[TemplateRepair]) -> TemplateMessages:
-        """Apply those of the `repairs` that the template needs. Return the messages."""
+        """Apply to the messages those of the `repairs` that the template needs. Return the new messages."""
         for repair in repairs:
             if self._repair_needed.get(repair, True):
                 repaired = repair.apply(messages)
@@ -69,18 +69,18 @@ class ConversationFitter:
         return messages
 
     def _needs_repair(self, repair: TemplateRepair) -> bool:
-        """Return whether the template needs `repair`: whether it writes more words of the repair's probe after it. As
-        it is, the template may refuse the probe, leave a part out, or write a part before earlier ones.
+        """Return whether the template needs `repair`: whether it renders the repair's probe better after the repair.
+        Else it may refuse the probe, leave a part out, or write a part before earlier ones.
         """
         if repair not in self._repair_needed:
             probe = self._apply_needed(repair.probe, REPAIRS[: REPAIRS.index(repair)])
-            self._repair_needed[repair] = self._count_words(repair, repair.apply(probe)) > self._count_words(
+            self._repair_needed[repair] = self._score_rendering(repair, repair.apply(probe)) > self._score_rendering(
                 repair, probe
             )
         return self._repair_needed[repair]
 
-    def _count_words(self, repair: TemplateRepair, messages: TemplateMessages) -> int:
-        """Return how many of a repair's words the template writes, in order; -1 if it refuses the messages."""
+    def _score_rendering(self, repair: TemplateRepair, messages: TemplateMessages) -> int:
+        """Return how many of a repair's words the template writes, in order, or -1 if it refuses the messages."""
         try:
             text = self._render(self._form(messages))
         except Exception:
@@ -95,8 +95,8 @@ class ConversationFitter:
 
 
 def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> TemplateMessages | None:
-    """Return messages that the template accepts, with as few repairs, and as late in the conversation, as possible;
-    None if no repair helps.
+    """Return messages that the template accepts, with as few repairs as possible, and as late in the conversation as
+    possible; None if no repair helps.
 
     The template has accepted earlier turns, and what it wrote of them is in the prefix cache. So the longest beginning
     that it accepts stays as it is.
@@ -134,7 +134,7 @@ def _repair_minimally(messages: TemplateMessages, render: RenderMessages) -> Tem
 
 
 def join_texts(*texts: str, separator: str = "\n\n") -> str:
-    """Join those of the texts that are not empty."""
+    """Join the non-empty texts."""
     return separator.join(text for text in texts if text)
 
 
@@ -196,8 +196,8 @@ def _move_later_systems(messages: TemplateMessages, in_loop: bool) -> TemplateMe
 
 
 def _join_neighbours(messages: TemplateMessages, with_calls: bool) -> TemplateMessages:
-    """Join neighbouring messages of the user, or of the assistant. Answers with calls are joined last of all
-    (`with_calls`): some templates leave out what is said beside calls.
+    """Join neighbouring messages of the user, or of the assistant; answers with calls only if `with_calls`. Those are
+    joined last of all: some templates leave out what is said beside calls.
     """
     new_messages: list[TemplateMessage] = []
     for message in messages:
@@ -221,7 +221,7 @@ def _join_neighbours(messages: TemplateMessages, with_calls: bool) -> TemplateMe
 
 
 def _move_user_into_result(messages: TemplateMessages) -> TemplateMessages:
-    """Move a user's message after tool results into the last result: some templates want an answer in between."""
+    """Move a user's message that directly follows tool results into the last result: some templates refuse it there."""
     new_messages: list[TemplateMessage] = []
     for message in messages:
         if new_messages and _has_role(message, "user") and _has_role(new_messages[-1], "tool"):
@@ -379,7 +379,7 @@ def _split_calls(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move texts beside calls into the thoughts: gpt-oss's template writes only one, and Gemma 4's ends the turn."""
+    """Move texts beside calls into the thoughts: gpt-oss's template omits one, and Gemma 4's ends the turn."""
 
     def move_text(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and (text := _message_text(each))):

@@ -173,7 +173,7 @@ def _tokenizer_error(folder: Path, error: Exception) -> CortexError:
 
 
 def _damaged_file_error(folder: Path, error: Exception) -> ModelCorrupt:
-    """Return the error for a damaged tokenizer file: the one that is not valid JSON, or else the library's message."""
+    """Return the error for a damaged tokenizer file. It names a file of invalid JSON, or has the library's message."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:

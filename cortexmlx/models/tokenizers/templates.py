@@ -248,7 +248,7 @@ def _template_text(tokenizer: Any, purpose: str = "default") -> str:
 
 
 def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the variables under the template's own names for them. `names` are those that the template reads. Raises
+    """Return the variables under the names that the template has for them. `names` are those that it reads. Raises
     InvalidRequest for other variables, since they would change nothing.
 
     `names` is None if Python code renders the conversation. Then all variables are returned, and the code checks them
@@ -271,7 +271,7 @@ def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> d
 
 
 def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the hints that a template with the variables `names` reads; no hint if `names` is None."""
+    """Return those of the `hints` (variables that may have no effect) that a template with these variables reads."""
     return {name: value for name, value in hints.items() if _reads_variable(name, value, names or frozenset())}
 
 

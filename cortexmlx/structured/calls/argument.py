@@ -80,7 +80,7 @@ class Argument:
 
     def to_json(self, text: str, literal: str | None) -> str:
         """Convert to JSON a value that was written without quotes. `literal` is the same value read as JSON, or None if
-        it is no JSON. Return `literal` only if the schema does not allow the text as a string, else a JSON string.
+        it is no JSON. Return a JSON string, or `literal` if the schema does not allow the text as a string.
         """
         if literal is None or self.is_free_text or text in self.listed_strings:
             return to_json_text(text)
@@ -203,7 +203,7 @@ class _SchemaParts:
         self._depth = depth
 
     def listed_under(self, *names: str) -> Iterator[_SchemaParts]:
-        """Yield the schemas that are listed under some keywords."""
+        """Yield the schemas that are listed under the keywords `names`, such as `anyOf`."""
         for name in names if self._depth < MAX_REFERENCES else ():
             entries = self.schema.get(name)
             for each in entries if isinstance(entries, list) else ():

@@ -83,17 +83,17 @@ class AllowedCalls:
 
     @cached_property
     def _arguments_by_tool(self) -> dict[str, Arguments]:
-        """The arguments of tools, as far as they were used."""
+        """The arguments of each tool that was used so far."""
         return {}
 
     @cached_property
     def _schemas_by_tool(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of tools, closed, as far as they were used."""
+        """The closed schema of each tool that was used so far."""
         return {}
 
     def make_parser(self, key: str, streaming: bool) -> CallParser | None:
-        """Return a parser for one answer; None if it may call nothing. `key` differs for each answer: the ids of its
-        calls are made of it. See `AnswerReader` for `streaming`.
+        """Return a parser for one answer; None if it may call nothing. The ids of its calls are made of `key`, which
+        differs for each answer. See `AnswerReader` for `streaming`.
         """
         return CallParser(self, key, streaming) if self.callable_tools else None
 
@@ -135,7 +135,7 @@ class CallFormat(ABC):
     ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of an answer that may have calls, and the named grammars that they use. `text` is the rule
         of an answer without calls; empty if that is free text. Free text must not begin with `thoughts_tag`: thoughts
-        have rules of their own, since a trigger in them begins no call.
+        have rules of their own, in which a trigger begins no call.
         """
         trigger_rule = lark.tag_rule(self.trigger, specials)
         free = text or "free_text"
@@ -158,7 +158,7 @@ class CallFormat(ABC):
         ]
 
     def _lead_rules(self, specials: Specials, thoughts_tag: str) -> list[str]:
-        """Return the rules of free text that ends with the trigger."""
+        """Return the rules of the free text before the calls, which ends with the trigger."""
         if isinstance(lark.split_specials(self.trigger, specials)[0], int):
             return [f"lead: free_text? {lark.tag_rule(self.trigger, specials)}"]
         return lark.text_up_to_rules("lead", self.trigger, specials, thoughts_tag)
@@ -185,7 +185,7 @@ class CallFormat(ABC):
 
     @abstractmethod
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a grammar rule for one call of a tool."""
+        """Return the part of a grammar rule that matches one call of a tool."""
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """Yield notes on parts of a tool's schema that this format, unlike others, cannot enforce."""
@@ -280,7 +280,7 @@ def close_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def json_call_rule(number: int, tool: Tool, key: str, specials: Specials) -> str:
-    """Return the part of a rule for a call as a JSON object with the tool's name and its arguments."""
+    """Return the part of a grammar rule for a call as a JSON object with the tool's name and its arguments."""
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return f'{lark.quote(head)} @tool_{number} "}}"'
 

@@ -26,7 +26,7 @@ class Hermes(CallFormat):
     call_separator = f"\n{OPEN}"
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         return f'"\\n" {json_call_rule(number, tool, "arguments", specials)} "\\n" {lark.tag_rule(CLOSE, specials)}'
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
@@ -59,7 +59,7 @@ class JsonSection(CallFormat):
         self._after_name = after_name
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         return f"{self._head_rule(tool, specials)} @tool_{number} {lark.tag_rule(self._call_end, specials)}"
 
     def _head_rule(self, tool: Tool, specials: Specials) -> str:
@@ -93,7 +93,7 @@ class Kimi(JsonSection):
         )
 
     def _head_rule(self, tool: Tool, specials: Specials) -> str:
-        """As for `JsonSection`, with the number of the call."""
+        """As for `JsonSection`, with the number of the call as a part of its id."""
         prefix_rule = lark.tag_rule(f"{self._call_begin}{_FUNCTIONS}{tool.name}:", specials)
         return f"{prefix_rule} /[0-9]{{1,5}}/ {lark.tag_rule(self._after_name, specials)}"
 
@@ -138,7 +138,7 @@ class Llama(CallFormat):
     def grammar(
         self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
-        """See `CallFormat.grammar`. Raises InvalidRequest for an answer that may be a form or calls: both are JSON."""
+        """See `CallFormat.grammar`. Raises InvalidRequest if an answer may be a form or calls, since both are JSON."""
         if text and calls.callable_tools:
             raise InvalidRequest(
                 "this model writes calls as JSON without a tag, so calls of `tools` and an answer of a form cannot be "
@@ -162,7 +162,7 @@ class Llama(CallFormat):
         ]
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         return json_call_rule(number, tool, "parameters", specials)
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
@@ -209,7 +209,7 @@ class MistralList(_Mistral):
     close = "]"
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         return json_call_rule(number, tool, "arguments", specials)
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
@@ -236,7 +236,7 @@ class MistralTags(_Mistral):
         self._with_id = with_id
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         id_rule = f"{lark.tag_rule(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
         return f"{lark.quote(tool.name)} {id_rule}{lark.tag_rule(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
 
@@ -294,7 +294,7 @@ class Harmony(CallFormat):
         return [f"answer: {' | '.join(alternatives)}", *rules], schemas
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format. The function is named before or after the channel."""
+        """Return the part of a grammar rule for one call. The function is named before or after the channel."""
         to = f"{FUNCTION}{tool.name}"
         rest = f"{CONSTRAIN}json{MESSAGE}"
         first = lark.tag_rule(f"{HARMONY_CHANNEL}commentary{to} {rest}", specials)

@@ -47,7 +47,7 @@ class _LiteralFormat(SeparateArguments):
         return bool(key) and key == key.strip() and not any(sign in key for sign in (*"{}[]()<>\n", self._key_end))
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """As `CallFormat.argument_grammars`, with a grammar for each argument, and one of their list."""
+        """As `CallFormat.argument_grammars`, with a grammar for each argument, and one for the list of arguments."""
         keys, required = list(Arguments(tool)), required_arguments(tool)
         separator = lark.quote(self.separators[0])
         rules = ["start: first_0", f'first_{len(keys)}: ""', f'rest_{len(keys)}: ""']
@@ -142,13 +142,13 @@ class Braces(_LiteralFormat):
         )
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         head, end = lark.quote(f"call:{tool.name}{{"), lark.tag_rule(f"{self._end}{self._call_end}", specials)
         return f"{head} @tool_{number} {end}"
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`. Texts are between the format's quotes, but for those in lists and objects, and those
-        with limits, which only JSON has a grammar for.
+        """See `SeparateArguments`. Texts are between the format's quotes; but texts within lists and objects, and texts
+        with limits, are JSON strings, since only JSON has a grammar for them.
         """
         strings = sorted(argument.listed_strings)
         if argument.unenforced_keywords or not (strings or argument.is_free_text):
@@ -200,7 +200,7 @@ class Pythonic(_LiteralFormat):
     _end = ")"
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         return f'{lark.quote(f"{tool.name}(")} @tool_{number} ")"'
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:

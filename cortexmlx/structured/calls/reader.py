@@ -81,7 +81,7 @@ class AnswerReader:
 
     def read_text_up_to(self, *tags: str) -> Reading[str]:
         """Read text up to the first of some tags. Return the tag, which is consumed; empty at the end of the answer.
-        Blanks before a call's tag are dropped, and so is a partial tag at the end of an answer with calls.
+        Blanks before a call's tag are dropped, and so is a part of a tag at the end of an answer with calls.
         """
         search = _tag_pattern(tags).search
         num_clear = 0  # how many unread characters begin no tag
@@ -140,7 +140,7 @@ class AnswerReader:
         self._consume(self._position + len(text))
 
     def read_one_of(self, *texts: str) -> Reading[str]:
-        """Read one of some texts, and return it. Raises NotACall if another one comes."""
+        """Read one of some texts, and return it. Raises NotACall if any other text comes."""
         while not (text := (yield from self.peek_one_of(*texts))):
             next_text = self._buffer[self._position : self._position + max(map(len, texts))]
             if not any(each.startswith(next_text) for each in texts):
@@ -188,7 +188,7 @@ class AnswerReader:
 
     def read_literal(self, quotes: Mapping[str, bool], end_signs: str) -> Reading[str]:
         """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
-        consumed. Strings are between two of the same `quotes`; those that map to True can be escaped by a backslash.
+        consumed. A string begins and ends with the same sign of `quotes`; a backslash escapes signs that map to True.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
@@ -253,7 +253,7 @@ class AnswerReader:
     # -- for parsers: calls -------------------------------------------------------------------------------------------
 
     def begin_calls(self) -> None:
-        """Note that a call may begin here. If it turns out to be none, its characters become text."""
+        """Note that calls may begin here. If none does, the characters from here on become text."""
         self._pending_pieces = []
 
     def begin_paragraph(self) -> None:

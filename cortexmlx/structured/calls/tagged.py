@@ -150,23 +150,23 @@ class Tagged(SeparateArguments):
         return f"{self._line} {lark.tag_rule(self.tags.section_end, specials)}" if self.tags.section else ""
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a rule for one call in this format."""
+        """Return the part of a grammar rule for one call in this format."""
         tags, line = self.tags, self._line
 
-        def rule_of(text: str) -> str:
+        def make_tag_rule(text: str) -> str:
             return lark.tag_rule(text, specials)
 
         required = required_arguments(tool)
-        parts = [line, rule_of(tags.call)] if tags.section else []
-        parts += [*([line] if tags.head else []), rule_of(tags.head + tool.name + tags.name_end), line]
+        parts = [line, make_tag_rule(tags.call)] if tags.section else []
+        parts += [*([line] if tags.head else []), make_tag_rule(tags.head + tool.name + tags.name_end), line]
         for index, (key, argument) in enumerate(Arguments(tool).items()):
-            head = [rule_of(tags.key + key + tags.key_end)]
+            head = [make_tag_rule(tags.key + key + tags.key_end)]
             if tags.value or (tags.lines and not argument.is_free_text):
-                head += [line, rule_of(tags.value)] if tags.value else [line]
-            end = "" if argument.is_free_text else rule_of(tags.value_end)
+                head += [line, make_tag_rule(tags.value)] if tags.value else [line]
+            end = "" if argument.is_free_text else make_tag_rule(tags.value_end)
             part = f"{' '.join(head)} @tool_{number}_{index} {end} {line}"
             parts.append(part if key in required else f"({part})?")
-        return " ".join([*parts, rule_of(tags.end), *([line, rule_of(tags.suffix)] if tags.suffix else [])])
+        return " ".join([*parts, make_tag_rule(tags.end), *([line, make_tag_rule(tags.suffix)] if tags.suffix else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """As `SeparateArguments.notes`. Limits of raw texts are not enforced, either."""
@@ -176,7 +176,7 @@ class Tagged(SeparateArguments):
         yield from super().notes(tool)
 
     def can_write_key(self, key: str) -> bool:
-        """See `SeparateArguments`."""
+        """Return whether this can be the name of an argument in a tag."""
         return _KEY.fullmatch(key) is not None
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
@@ -220,7 +220,7 @@ class Tagged(SeparateArguments):
                 reader.end_calls()
 
     def _find_next_call(self, reader: AnswerReader) -> Reading[bool] | Reading[str]:
-        """Read up to the next call. Return False, or an empty text, at the end of the answer."""
+        """Read up to the next call. The result is false (False, or an empty text) at the end of the answer."""
         tags = self.tags
         if tags.section:
             return reader.find_next_call(tags.section, tags.call, tags.section_end)

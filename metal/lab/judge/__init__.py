@@ -9,6 +9,6 @@ __all__ = ["KernelCase", "all_cases", "judge"]
 
 
 def all_cases() -> list[KernelCase]:
-    """Return every judged kernel."""
+    """Return the cases of all judged kernels."""
     parts = attention.sdpa_cases, attention.grouped_cases, attention.steel_cases, quantized.cases, mlx_lm_kernels.cases
     return [case for cases in parts for case in cases()]

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.metal.lab.judge.cases import TOLERANCE, Defect, Floats, KernelCase
+from cortexmlx.metal.lab.judge.cases import TOLERANCE, Defect, KernelCase, ResultAndExpected
 from cortexmlx.metal.lab.judge.launches import (
     F32,
     NAMES,
@@ -66,7 +66,7 @@ class _AttentionInputs:
         return [self.allowed, self.additive, i32(1), i32(self.allowed.shape[1]), i32(0), self.sinks]
 
 
-def _run_sdpa_vector(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+def _run_sdpa_vector(head_dim: int, dtype: mx.Dtype, kind: str) -> ResultAndExpected:
     heads, kv_heads, length, total = 4, 2, 2, 77
     x = _AttentionInputs(head_dim, dtype, kind, heads, kv_heads, length, total)
     (y,) = launch(
@@ -90,7 +90,7 @@ def _run_sdpa_vector(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats,
     return y, x.problem.solve()
 
 
-def _run_sdpa_vector_2pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+def _run_sdpa_vector_2pass(head_dim: int, dtype: mx.Dtype, kind: str) -> ResultAndExpected:
     heads, kv_heads, length, total, blocks = 4, 2, 2, 133, 32
     x = _AttentionInputs(head_dim, dtype, kind, heads, kv_heads, length, total)
     rows, template = heads * length, f"{NAMES[dtype]}, {head_dim}"
@@ -144,7 +144,7 @@ def sdpa_cases() -> Iterator[KernelCase]:
 
 def _run_grouped(
     dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
-) -> tuple[Floats, Floats]:
+) -> ResultAndExpected:
     """Run `sdpa_vector_2pass_1_gqa`. NumPy combines its partial results, as `sdpa_vector_2pass_2` would."""
     group, kv_heads, batch = 8, 2, 2
     heads, name = group * kv_heads, NAMES[dtype]
@@ -174,7 +174,7 @@ def _run_grouped(
     return y.reshape(q.shape), AttentionProblem(q, k, v, head_dim**-0.5).solve()
 
 
-def _run_scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_scale_copy(dtype: mx.Dtype) -> ResultAndExpected:
     batch, heads, length, head_dim, rows, offset, scale = 2, 3, 9, 40, 4, 3, 0.5
     bits, q = draw(4, (batch, heads, length, head_dim), dtype)
     (y,) = launch(
@@ -197,7 +197,7 @@ def _run_scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return y, q[:, :, offset : offset + rows] * scale
 
 
-def _run_causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_causal_mask(dtype: mx.Dtype) -> ResultAndExpected:
     tile, columns, heads = 8, 21, 3
     bits, scores = draw(5, (heads * tile, columns), dtype)
     (y,) = launch(
@@ -261,7 +261,7 @@ _FLOATS_IN_HALVES = Defect(
 )
 
 
-def _run_steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
+def _run_steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> ResultAndExpected:
     """Run `steel_attention`: the queries are the last tokens of the keys."""
     heads, kv_heads, d = 4, 2, t.head_dim
     x = _AttentionInputs(d, dtype, kind, heads, kv_heads, length, total)

@@ -11,7 +11,7 @@ from cortexmlx.errors import CortexError
 from cortexmlx.metal.lab.sim import settings
 from cortexmlx.metal.lab.sim.report import Fault
 
-Floats = npt.NDArray[np.floating]
+ResultAndExpected = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,11 @@ class Defect:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One known-good kernel in one shape."""
+    """One known-good kernel in one shape. `run` runs the kernel on the simulator."""
 
     group: str
     name: str
-    run: Callable[[], tuple[Floats, Floats]]
-    """Returns (simulated, expected)."""
+    run: Callable[[], ResultAndExpected]
     tolerance: float
     """Largest error, relative to the largest expected value."""
     defect: Defect | None = None

@@ -10,7 +10,7 @@ from types import ModuleType
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.metal.lab.judge.cases import TOLERANCE, Floats, KernelCase
+from cortexmlx.metal.lab.judge.cases import TOLERANCE, KernelCase, ResultAndExpected
 from cortexmlx.metal.lab.sim.kernel import metal_kernel
 
 Pair = tuple[mx.array, mx.array]
@@ -56,7 +56,7 @@ def _make_drawer(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.ar
     return draw
 
 
-def _join_outputs(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
+def _join_outputs(pairs: Sequence[Pair]) -> ResultAndExpected:
     """Join several outputs into one, each divided by its largest expected value."""
     got, wanted = [], []
     for simulated_array, expected in pairs:
@@ -68,7 +68,7 @@ def _join_outputs(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
     return np.concatenate(got), np.concatenate(wanted)
 
 
-def _run_gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_gated_delta(variant: str, dtype: mx.Dtype) -> ResultAndExpected:
     module = load_simulated("mlx_lm.models.gated_delta")
     batch, length, hk, hv, dk, dv = 2, 3, 2, 4, 128 if variant in ("packed", "xtree") else 64, 16
     draw = _make_drawer(1, dtype)
@@ -91,7 +91,7 @@ def _run_gated_delta(variant: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return _join_outputs([(y, expected_y), (after, expected_after)])
 
 
-def _run_ssm(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_ssm(dtype: mx.Dtype) -> ResultAndExpected:
     module = load_simulated("mlx_lm.models.ssm")
     batch, heads, groups, head_dim, state_dim = 2, 4, 2, 16, 64
     draw = _make_drawer(3, dtype)
@@ -106,7 +106,7 @@ def _run_ssm(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return _join_outputs([(y, expected_y), (after, expected_after)])
 
 
-def _run_wkv7(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+def _run_wkv7(dtype: mx.Dtype) -> ResultAndExpected:
     module = load_simulated("mlx_lm.models.rwkv7")
     batch, length, heads, dim = 2, 3, 2, 64
     draw = _make_drawer(5, dtype)
@@ -123,7 +123,7 @@ def _run_wkv7(dtype: mx.Dtype) -> tuple[Floats, Floats]:
 
 
 def cases() -> Iterator[KernelCase]:
-    """Yield the cases of each kernel: every variant whose text differs from the others."""
+    """Yield the cases of each kernel: one for every variant with a text of its own."""
     for dtype, name in ((mx.float32, "float"), (mx.bfloat16, "bfloat")):
         tolerance = TOLERANCE[dtype] * 4
         for variant in ("generic", "masked", "vector", "vector masked", "xtree", "packed"):

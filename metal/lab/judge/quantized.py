@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.metal.lab.judge.cases import TOLERANCE, Defect, Floats, KernelCase
+from cortexmlx.metal.lab.judge.cases import TOLERANCE, Defect, KernelCase, ResultAndExpected
 from cortexmlx.metal.lab.judge.launches import (
     F32,
     NAMES,
@@ -31,7 +31,7 @@ def pack(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
 
 
 class _Weights:
-    """Random weights [rows, columns], grouped along columns: packed, scales, biases, and `worth` (float64 values)."""
+    """Random quantized weights [rows, columns]: packed, scales, biases, and their `dequantized` float64 values."""
 
     def __init__(self, dtype: mx.Dtype, rows: int, columns: int, group: int, bits: int) -> None:
         numbers: npt.NDArray[np.int64] = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))
@@ -39,10 +39,10 @@ class _Weights:
         scale_bits, scale = draw(1, (rows, columns // group), dtype, 1.0 / (1 << bits))
         bias_bits, bias = draw(2, (rows, columns // group), dtype, 0.3)
         self.scales, self.biases = scale_bits, bias_bits
-        self.worth: Wide = numbers.astype(np.float64) * np.repeat(scale, group, 1) + np.repeat(bias, group, 1)
+        self.dequantized: Wide = numbers.astype(np.float64) * np.repeat(scale, group, 1) + np.repeat(bias, group, 1)
 
 
-def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]) -> tuple[Floats, Floats]:
+def _run_product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]) -> ResultAndExpected:
     """Run one product; return its result and the expected one. `shape` is (vectors, inputs, outputs).
 
     Weights are [outputs, inputs]; for qvm and qmm_n they are [inputs, outputs].
@@ -77,10 +77,10 @@ def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[i
         template = f"{template}{aligned}, false"
         grid, threads = (-(-outputs // 32), -(-vectors // 32), 1), (32, 2, 2)
     (y,) = launch(HEADERS, f"affine_{kernel}", template, buffers, groups=grid, threadgroup=threads)
-    return y, x @ (w.worth if by_rows else w.worth.T)
+    return y, x @ (w.dequantized if by_rows else w.dequantized.T)
 
 
-def _run_dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
+def _run_dequantize(dtype: mx.Dtype, group: int, bits: int) -> ResultAndExpected:
     rows, columns = 3, 256
     w = _Weights(dtype, rows, columns, group, bits)
     per_thread = {3: 8, 5: 8, 6: 4}.get(bits, 8 // bits)
@@ -92,7 +92,7 @@ def _run_dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Flo
         threads=(rows * columns // per_thread, 1, 1),
         threadgroup=(64, 1, 1),
     )
-    return y, w.worth
+    return y, w.dequantized
 
 
 _BEYOND_THE_ROWS = Defect(
@@ -122,7 +122,7 @@ def cases() -> Iterator[KernelCase]:
                     continue
                 title = f"affine_{kernel} {widths} {shape[0]} of {shape[1]} to {shape[2]}"
                 beyond = _BEYOND_THE_ROWS if kernel == "qmv_quad" and shape[2] % 64 else None
-                run = partial(_product, kernel, dtype, group, bits, shape)
+                run = partial(_run_product, kernel, dtype, group, bits, shape)
                 yield KernelCase("MLX", title, run, tolerance, defect=beyond)
             yield KernelCase(
                 "MLX", f"affine_dequantize {widths}", partial(_run_dequantize, dtype, group, bits), TOLERANCE[dtype]

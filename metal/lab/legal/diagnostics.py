@@ -72,8 +72,8 @@ _OF_INTEGERS = ("%", "&", "|", "^", "<<", ">>", "~")
 _INTEGER = re.compile(r"(?:unsigned |signed )?(?:char|short|int|long)|u(?:char|short|int|long)|bool")
 
 
-def _converts(scalar: str, element: str) -> bool:
-    """Whether `scalar` converts implicitly to a vector of `element`, as in `__implicit` of dialect/legal/vectors.h."""
+def _converts_to_vector(scalar: str, element: str) -> bool:
+    """Whether `scalar` converts implicitly to a vector of `element`: see `__implicit` in dialect/legal/vectors.h."""
     if _INTEGER.fullmatch(scalar) or scalar == element:
         return True
     return scalar in _FLOATS and element != "__bf16" and (scalar, element) != ("__bf16", "half")
@@ -87,21 +87,21 @@ def _has_operator(message: str, operator: str) -> bool:
     unknown = _UPDATED in operands
     vector = found[0] if updates and not unknown else next(filter(None, found), None)
     if vector is None:
-        return unknown and _converts(operands[-1], "float")
+        return unknown and _converts_to_vector(operands[-1], "float")
     element = vector[1].replace("bfloat", "__bf16")
     if (operator.removesuffix("=") if updates else operator) in _OF_INTEGERS and element in _FLOATS:
         return False
-    return all(operand in (vector[0], _UPDATED) or _converts(operand, element) for operand in operands)
+    return all(operand in (vector[0], _UPDATED) or _converts_to_vector(operand, element) for operand in operands)
 
 
-def objection(
+def find_objection(
     message: str, notes: Sequence[str], error: bool, option: str | None, language: Language, token: str = ""
 ) -> str | None:
-    """Return what Metal's compiler would object to in the text, in Metal's words; None if only OpenCL or this front end
-    objects. `token` is the word or operator that the front end points at.
+    """Return what Metal's compiler would object to where the front end gives this `message`, in Metal's words; None if
+    only OpenCL or the front end objects. `token` is the word or operator that the front end points at.
     """
     if not error:
-        return _objection_to_warning(message, option, language)
+        return _objection_for_warning(message, option, language)
     said = "\n".join(notes)
     if _ONLY_THE_SPACE.search(said) or _LITERAL.search(said) or _CONSTRUCTS.search(said):
         return None
@@ -122,7 +122,7 @@ def objection(
     return message + (f": {why.group(1) or why.group(2)}" if why and "no matching" in message else "")
 
 
-def _objection_to_warning(message: str, option: str | None, language: Language) -> str | None:
+def _objection_for_warning(message: str, option: str | None, language: Language) -> str | None:
     if option == "-Wvla":
         return "Metal has no arrays of variable length"
     if option == "-Wunknown-attributes":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
-from cortexmlx.metal.lab.legal.diagnostics import Language, objection
+from cortexmlx.metal.lab.legal.diagnostics import Language, find_objection
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
 from cortexmlx.metal.lab.legal.text import to_opencl
 
@@ -67,7 +67,7 @@ class Parsed:
 
 
 @cache
-def _cindex() -> Any:
+def _clang_bindings() -> Any:
     """Return libclang's Python bindings.
 
     Raises:
@@ -89,7 +89,7 @@ def available() -> bool:
 
 def template_of(cursor: Any) -> Any | None:
     """Return the template, or the member of a template, that a function is an instance of; None for other functions."""
-    return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
+    return _clang_bindings().conf.lib.clang_getSpecializedCursorTemplate(cursor)
 
 
 class _SourceRanges(ctypes.Structure):
@@ -98,9 +98,9 @@ class _SourceRanges(ctypes.Structure):
     _fields_ = (("count", ctypes.c_uint), ("ranges", ctypes.c_void_p))
 
 
-def dead_lines(unit: Any) -> set[int]:
+def skipped_lines(unit: Any) -> set[int]:
     """Return the lines of the text that the preprocessor skipped."""
-    cindex = _cindex()
+    cindex = _clang_bindings()
     skipped = cindex.conf.lib.clang_getSkippedRanges
     skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_SourceRanges)
     dispose = cindex.conf.lib.clang_disposeSourceRangeList
@@ -115,7 +115,7 @@ def dead_lines(unit: Any) -> set[int]:
 @cache
 def _clang_index() -> Any:
     atexit.register(_clang_index.cache_clear)  # so that it is freed before its library is gone
-    return _cindex().Index.create()
+    return _clang_bindings().Index.create()
 
 
 def _compiler_arguments(language: Language, includes: Sequence[Path], header: bool = False) -> list[str]:
@@ -137,7 +137,7 @@ def _compiler_arguments(language: Language, includes: Sequence[Path], header: bo
 
 
 def _virtual_files(preamble: str) -> list[tuple[str, str]]:
-    """Return files that need not be on disk: swizzles, the library under each name that texts include, the preamble."""
+    """Return the files that the front end gets from memory: swizzles, the library under each name, the preamble."""
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
         (str(DIALECT / "legal" / "swizzles.h"), swizzle_header()),
@@ -160,7 +160,7 @@ def _precompile(preamble: str, language: Language, includes: tuple[Path, ...]) -
     )
     compiled = Path(folder, "prelude.pch")
     unit.save(str(compiled))
-    return compiled, tuple(_find_complaints(unit, language))
+    return compiled, tuple(_complaints_of(unit, language))
 
 
 def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
@@ -170,7 +170,7 @@ def parse(text: str, language: Language, includes: Sequence[Path], preamble: str
     files = [(MAIN, to_opencl(text)), *_virtual_files(preamble), *_included_headers(preamble + text, folders)]
     arguments = [*_compiler_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
     unit = _clang_index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
-    return Parsed(unit, text, language, (*complaints, *_find_complaints(unit, language)), frozenset(dead_lines(unit)))
+    return Parsed(unit, text, language, (*complaints, *_complaints_of(unit, language)), frozenset(skipped_lines(unit)))
 
 
 @cache
@@ -204,7 +204,7 @@ def to_metal_words(message: str) -> str:
 
 
 def _line_in_text(diagnostic: Any) -> int | None:
-    """Return the text's line that a diagnostic is about, or that caused the instantiation; None if neither."""
+    """Return the line of the text that a diagnostic, or a note on it, points at; None if they point elsewhere."""
     for one in (diagnostic, *diagnostic.children):
         included = one.spelling.startswith("in file included from")
         if not included and one.location.file is not None and one.location.file.name == MAIN:
@@ -214,16 +214,16 @@ def _line_in_text(diagnostic: Any) -> int | None:
 
 def _token_at(unit: Any, location: Any) -> str:
     """Return the word or operator at a location."""
-    extent = _cindex().SourceRange.from_locations(location, location)
+    extent = _clang_bindings().SourceRange.from_locations(location, location)
     return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
 
 
-def _find_complaints(unit: Any, language: Language) -> Iterator[Complaint]:
+def _complaints_of(unit: Any, language: Language) -> Iterator[Complaint]:
     for diagnostic in unit.diagnostics:
         line = _line_in_text(diagnostic)
         notes = [note.spelling for note in diagnostic.children]
         token = _token_at(unit, diagnostic.location)
-        said = objection(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
+        said = find_objection(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
         if said is None:
             continue
         if line is None:
@@ -309,6 +309,8 @@ def unwrap(cursor: Any) -> Any:
 
 
 class _TreeWalk:
+    """Walks a syntax tree: collects its `nodes`, and in `waiting` the instantiations that are still to be walked."""
+
     def __init__(self) -> None:
         self.nodes: list[TreeNode] = []
         self.waiting: list[Any] = []

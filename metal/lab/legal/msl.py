@@ -41,7 +41,7 @@ def blank_comments(text: str) -> str:
     return _BLANKED.sub(lambda found: _replace_by_spaces(found.group()) if found["comment"] else found.group(), text)
 
 
-def blank(text: str) -> str:
+def blank_non_code(text: str) -> str:
     """Replace comments and the inside of literals by spaces. Line breaks stay."""
 
     def blank_match(found: re.Match[str]) -> str:
@@ -52,7 +52,7 @@ def blank(text: str) -> str:
     return _BLANKED.sub(blank_match, text)
 
 
-def closing(text: str, at: int) -> int | None:
+def find_closing_bracket(text: str, at: int) -> int | None:
     """Return the position of the bracket that closes the one at `at`, or None. Brackets of other kinds do not count."""
     opens = text[at]
     closes = _CLOSING[_OPENING.index(opens)]
@@ -64,9 +64,9 @@ def closing(text: str, at: int) -> int | None:
     return None
 
 
-def at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yield the position and the character of everything outside of parentheses, brackets, braces and template
-    arguments. The opening and closing characters themselves are included.
+def iterate_top_level(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield the position and character of all text outside of parentheses, brackets, braces and template arguments. The
+    opening and closing characters themselves are included.
 
     Stop at the first closing character whose opening one is before `start`.
     """
@@ -87,8 +87,8 @@ def at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
             inside.append(c)
 
 
-def split(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Return the parts between the commas that are outside of brackets. The list of a blank text is empty."""
-    cuts = [at for at, c in at_top(text) if c == ","]
+    cuts = [at for at, c in iterate_top_level(text) if c == ","]
     parts = [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
     return parts if text.strip() else []

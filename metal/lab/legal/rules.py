@@ -22,7 +22,7 @@ from cortexmlx.metal.lab.legal.frontend import (
     unwrap,
     walk,
 )
-from cortexmlx.metal.lab.legal.msl import PREAMBLE, blank
+from cortexmlx.metal.lab.legal.msl import PREAMBLE, blank_non_code
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 
 
@@ -50,7 +50,7 @@ def complaints(
     found = {
         *parsed.complaints,
         *_check_features(parsed, nodes),
-        *_check_spaces(nodes),
+        *_check_address_spaces(nodes),
         *_check_storage(nodes),
         *_check_conversions(nodes),
     }
@@ -94,7 +94,7 @@ _DEFINES = {"FUNCTION_DECL", "CXX_METHOD", "FUNCTION_TEMPLATE"}
 
 
 def _check_words(text: str) -> Iterator[Complaint]:
-    plain = blank(text)
+    plain = blank_non_code(text)
     for pattern, message in _WORDS:
         for found in pattern.finditer(plain):
             yield Complaint(plain.count("\n", 0, found.start()) + 1, message)
@@ -142,13 +142,13 @@ _OTHER_SPACE = {"__local": "device", "__global": "threadgroup", "__constant": "c
 _SPACES = "device, constant, threadgroup or thread"
 
 
-def _space_of(spelling: str) -> str | None:
+def _address_space_of(spelling: str) -> str | None:
     """Return Metal's name of the address space of an object of this type, or None for thread memory."""
     outer = spelling.split("<", 1)[0]
     return next((metal for opencl, metal in _OTHER_SPACE.items() if re.search(rf"\b{opencl}\b", outer)), None)
 
 
-def _names_space(type_: Any) -> bool:
+def _names_address_space(type_: Any) -> bool:
     """Whether the outermost qualifiers of a type name an address space."""
     spelled = str(type_.get_canonical().spelling)
     while (shorter := re.sub(r"<[^<>]*>|\([^()]*\)", "", spelled)) != spelled:
@@ -157,11 +157,11 @@ def _names_space(type_: Any) -> bool:
     return bool(_NAMED.search(spelled[last + 1 :] if last >= 0 else spelled))
 
 
-def _lacks_space(type_: Any, depth: int = 0) -> bool:
+def _lacks_address_space(type_: Any, depth: int = 0) -> bool:
     """Whether the type has a pointer or reference to memory in no named address space."""
     kind = type_.kind.name
     if kind in ("CONSTANTARRAY", "INCOMPLETEARRAY", "VARIABLEARRAY", "DEPENDENTSIZEDARRAY"):
-        return _lacks_space(type_.element_type, depth)
+        return _lacks_address_space(type_.element_type, depth)
     if kind in ("POINTER", "LVALUEREFERENCE", "RVALUEREFERENCE"):
         pointee = type_.get_pointee()
         if (
@@ -171,14 +171,14 @@ def _lacks_space(type_: Any, depth: int = 0) -> bool:
             return False
         if "auto" in pointee.spelling.split() or pointee.kind.name == "AUTO":
             return False
-        if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not _lacks_space(pointee, depth):
+        if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not _lacks_address_space(pointee, depth):
             return False  # `const device T*& x`: MLX's quantized kernels use it, so Metal accepts it
         forwards = kind == "RVALUEREFERENCE" and pointee.get_canonical().kind.name in ("UNEXPOSED", "DEPENDENT")
-        return (not forwards and not _names_space(pointee)) or _lacks_space(pointee, depth)
+        return (not forwards and not _names_address_space(pointee)) or _lacks_address_space(pointee, depth)
     if depth < 3:
         for i in range(type_.get_num_template_arguments()):
             argument = type_.get_template_argument_type(i)
-            if argument.kind.name != "INVALID" and _lacks_space(argument, depth + 1):
+            if argument.kind.name != "INVALID" and _lacks_address_space(argument, depth + 1):
                 return True
     return False
 
@@ -187,29 +187,29 @@ def _is_written_as_array(cursor: Any) -> bool:
     return kind_of(cursor) == "PARM_DECL" and any(token.spelling == "[" for token in cursor.get_tokens())
 
 
-def _is_deduced(cursor: Any) -> bool:
+def _has_deduced_type(cursor: Any) -> bool:
     return any(token.spelling in ("auto", "decltype") for token in cursor.get_tokens())
 
 
-def _check_space_is_named(node: TreeNode) -> Iterator[Complaint]:
+def _check_address_space_is_named(node: TreeNode) -> Iterator[Complaint]:
     cursor = node.cursor
     if node.kind in _DECLARATIONS:
         type_ = cursor.underlying_typedef_type if node.kind in ("TYPEDEF_DECL", "TYPE_ALIAS_DECL") else cursor.type
         if type_.kind.name in ("AUTO", "INVALID") or cursor.spelling.startswith("__"):
             return
-        if _lacks_space(type_) and not _is_written_as_array(cursor) and not _is_deduced(cursor):
+        if _lacks_address_space(type_) and not _is_written_as_array(cursor) and not _has_deduced_type(cursor):
             what = {"PARM_DECL": "parameter ", "FIELD_DECL": "member "}.get(node.kind, "")
             yield Complaint(
                 node.line,
                 f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {_SPACES}",
             )
     elif node.kind in _RETURNING:
-        if _lacks_space(cursor.result_type) and "auto" not in str(cursor.result_type.spelling):
+        if _lacks_address_space(cursor.result_type) and "auto" not in str(cursor.result_type.spelling):
             yield Complaint(
                 node.line,
                 f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {_SPACES}",
             )
-    elif node.kind in _CASTS and _lacks_space(cursor.type) and not _is_deduced(cursor):
+    elif node.kind in _CASTS and _lacks_address_space(cursor.type) and not _has_deduced_type(cursor):
         yield Complaint(node.line, f"a cast to a pointer or reference that names no address space: add {_SPACES}")
 
 
@@ -226,7 +226,7 @@ def _check_method_call(node: TreeNode) -> Iterator[Complaint]:
         return
     held = unwrap(base).type.get_canonical()
     held = held.get_pointee() if held.kind.name == "POINTER" else held
-    space = _space_of(_outermost_type(held.spelling))
+    space = _address_space_of(_outermost_type(held.spelling))
     if space:
         yield Complaint(
             node.line, f"'{method.spelling}' is called on an object in {space} memory: mark the function `{space}`"
@@ -254,7 +254,7 @@ def _check_arguments(node: TreeNode) -> Iterator[Complaint]:
         given = unwrap(argument)
         if kind_of(given) == "CALL_EXPR" and _is_copy_or_move(given.referenced):
             given = unwrap(next(given.get_arguments()))
-        space = _space_of(_outermost_type(given.type.get_canonical().spelling))
+        space = _address_space_of(_outermost_type(given.type.get_canonical().spelling))
         if space and given.type.get_canonical().kind.name != "POINTER":
             yield Complaint(
                 node.line,
@@ -263,11 +263,11 @@ def _check_arguments(node: TreeNode) -> Iterator[Complaint]:
             )
 
 
-def _check_spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+def _check_address_spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield the complaints about address spaces that the front end does not make itself."""
     for node in nodes:
         if not node.instantiated:
-            yield from _check_space_is_named(node)
+            yield from _check_address_space_is_named(node)
         if node.kind == "CALL_EXPR":
             yield from _check_method_call(node)
             yield from _check_arguments(node)
@@ -280,7 +280,7 @@ _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
 
-def _is_in_constant(node: TreeNode) -> bool:
+def _is_in_constant_memory(node: TreeNode) -> bool:
     return "__constant" in node.cursor.type.spelling.split("<")[0] or "__constant" in node.type.split("<")[0]
 
 
@@ -288,14 +288,14 @@ def _check_variable(node: TreeNode) -> Iterator[Complaint]:
     name = node.cursor.spelling
     parent = node.parent.kind if node.parent else "TRANSLATION_UNIT"
     if parent in _PROGRAM_SCOPE or parent == "UNEXPOSED_DECL":
-        if not _is_in_constant(node):
+        if not _is_in_constant_memory(node):
             yield Complaint(node.line, f"'{name}' is a variable at program scope: it must be `constant`")
         return
     if parent in _CLASSES:
-        if not _is_in_constant(node):
+        if not _is_in_constant_memory(node):
             yield Complaint(node.line, f"'{name}' is a static member: it must be `constant`")
         return
-    if node.cursor.storage_class.name != "STATIC" or _is_in_constant(node):
+    if node.cursor.storage_class.name != "STATIC" or _is_in_constant_memory(node):
         return
     if "threadgroup variable" not in metal_attributes(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
@@ -312,7 +312,7 @@ def _check_variable(node: TreeNode) -> Iterator[Complaint]:
 
 
 def _check_variable_template(node: TreeNode) -> Iterator[Complaint]:
-    """Refuse a variable template that is not `constant`. The tree shows only its words."""
+    """Refuse a variable template that is not `constant`. The syntax tree shows only its words."""
     words = [token.spelling for token in node.cursor.get_tokens()]
     before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
     if (

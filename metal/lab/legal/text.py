@@ -14,7 +14,7 @@
 
 import re
 
-from cortexmlx.metal.lab.legal.msl import blank, blank_comments, closing, split
+from cortexmlx.metal.lab.legal.msl import blank_comments, blank_non_code, find_closing_bracket, split_at_commas
 
 _ATTRIBUTES = re.compile(r"\[\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]\]")
 _ANNOTATED = (
@@ -55,7 +55,7 @@ def _line_breaks(text: str) -> str:
 def _annotate(match: re.Match[str]) -> str:
     """Turn `[[buffer(0), ...]]` into annotations. Attributes of C++ itself stay."""
     out = []
-    for part in split(match.group(1)):
+    for part in split_at_commas(match.group(1)):
         found = _ATTRIBUTE.match(part)
         if found is None:
             return match.group()
@@ -100,7 +100,7 @@ def _is_variable(declared: str) -> bool:
     return bool(name)
 
 
-def _make_static(text: str, plain: str) -> str:
+def _make_threadgroup_variables_static(text: str, plain: str) -> str:
     out, at = [], 0
     for match in _STATEMENT.finditer(plain):
         if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(2)):
@@ -110,10 +110,10 @@ def _make_static(text: str, plain: str) -> str:
     return "".join(out) + text[at:]
 
 
-def _name_instantiations(text: str) -> str:
+def _turn_instantiations_into_functions(text: str) -> str:
     count = 0
 
-    def name_instantiation(match: re.Match[str]) -> str:
+    def make_function(match: re.Match[str]) -> str:
         nonlocal count
         plain = f"template {_line_breaks(match.group(1))}{match.group(2)}"
         if "__VA_ARGS__" in plain:
@@ -122,13 +122,13 @@ def _name_instantiations(text: str) -> str:
         function = " ".join(match.group("name").split())
         return f"{plain} inline void __legal_root_{count}() {{ (void)&{function}; }}"
 
-    return _INSTANTIATION.sub(name_instantiation, text)
+    return _INSTANTIATION.sub(make_function, text)
 
 
 def to_opencl(text: str) -> str:
     """Return Metal text as the front end reads it. Line n of the result is line n of the text."""
     text = blank_comments(text)
-    text = _name_instantiations(text)
+    text = _turn_instantiations_into_functions(text)
     text = _FUNCTION_CONSTANT.sub(lambda found: "= {}" + _line_breaks(found.group()), text)
     text = _ATTRIBUTES.sub(_annotate, text)
     text = _CONST_REFERENCE.sub(_pass_by_value, text)
@@ -136,7 +136,7 @@ def to_opencl(text: str) -> str:
     text = _THREAD_MEMBER.sub(r"\1\2\3", text)
     text = _put_in_thread_memory(text)
     text = _BFLOAT.sub(r"(bfloat(\1f))", text)
-    return _make_static(text, blank(text))
+    return _make_threadgroup_variables_static(text, blank_non_code(text))
 
 
 def _put_in_thread_memory(text: str) -> str:
@@ -146,9 +146,9 @@ def _put_in_thread_memory(text: str) -> str:
     for header in _RETURNS_REFERENCE.finditer(text):
         if header.start() < at:
             continue
-        parameters_end = closing(text, header.end() - 1)
+        parameters_end = find_closing_bracket(text, header.end() - 1)
         body = _BODY.match(text, parameters_end + 1) if parameters_end else None
-        end = closing(text, body.end() - 1) if body else None
+        end = find_closing_bracket(text, body.end() - 1) if body else None
         if body is None or end is None:
             continue
         out += [text[at : body.end()], _RETURN.sub(r"return\1__thread_memory(\2);", text[body.end() : end])]

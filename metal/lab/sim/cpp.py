@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cortexmlx.metal.lab.legal.msl import PREAMBLE, at_top, blank_comments, split
+from cortexmlx.metal.lab.legal.msl import PREAMBLE, blank_comments, iterate_top_level, split_at_commas
 from cortexmlx.metal.lab.sim.paths import mark_paths
 from cortexmlx.metal.lab.sim.source import KernelText, Role
 
@@ -99,7 +99,7 @@ def _convert_literal(match: re.Match[str]) -> str:
 def _statement_end(text: str, start: int) -> int | None:
     """Return the index of the semicolon that ends the declaration at `start`; None for a function or a parameter."""
     before = ""
-    for at, c in at_top(text, start):
+    for at, c in iterate_top_level(text, start):
         if c == ";":
             return at
         if c == "{" and before == ")":
@@ -119,19 +119,19 @@ class _Declarator:
 
 
 def _parse_declarator(text: str) -> _Declarator | None:
-    end = next((at for at, c in at_top(text) if c in "={"), len(text))
-    if any(c in "*&()" for at, c in at_top(text) if at < end):
+    end = next((at for at, c in iterate_top_level(text) if c in "={"), len(text))
+    if any(c in "*&()" for at, c in iterate_top_level(text) if at < end):
         return None
     found = _DECLARATOR.fullmatch(text[:end])
     return found and _Declarator(found["type"].strip(), found["name"], found["dims"], text[end:].strip())
 
 
 def _convert_variables(statement: str, align: str) -> str | None:
-    """Return `T x[N], y = 1` as references into the threadgroup's memory; None for pointers, which do not change.
+    """Convert variables such as `T x[N], y = 1` to references into threadgroup memory; return None for pointers.
 
     `align` is the alignment that the text asks for, if any: `alignas(16)`.
     """
-    declarators = [_parse_declarator(part) for part in split(statement)]
+    declarators = [_parse_declarator(part) for part in split_at_commas(statement)]
     if not declarators or declarators[0] is None or not declarators[0].type:
         return None
     out = []

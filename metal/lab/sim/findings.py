@@ -61,8 +61,8 @@ def lane_names(mask: int) -> str:
     return f"lane{'s' * (len(lanes) > 1)} {names}"
 
 
-def describe(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Finding) -> Finding:
-    """Return the runtime's record as a Finding. Its line number counts in the kernel's text."""
+def make_finding(dispatch: LaunchSpec, library: Path, launch: abi.Launch, f: abi.Finding) -> Finding:
+    """Return the Finding of a runtime's record `f`. Its line number counts in the kernel's text."""
     fault = Fault.DIVERGENT if f.kind == abi.NOTE_DIVERGENT else Fault(f.kind)
     lanes = None
     line = f.line or (line_of(library, f.pc) if f.pc else None)

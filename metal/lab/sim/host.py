@@ -22,8 +22,8 @@ from cortexmlx.metal.lab.legal.msl import (
     PREAMBLE,
     UTILS,
     blank_comments,
-    closing,
-    split,
+    find_closing_bracket,
+    split_at_commas,
 )
 from cortexmlx.metal.lab.sim import settings
 from cortexmlx.metal.lab.sim.buffers import BufferSpec, LaunchSpec, Triple
@@ -53,7 +53,7 @@ def _preamble_headers() -> set[str]:
     return seen
 
 
-def flatten(headers: Sequence[str]) -> str:
+def inline_includes(headers: Sequence[str]) -> str:
     """Return the text of MLX's headers with their includes in place, each header once.
 
     Headers that the preamble includes are left out. Headers that the shim replaces stay includes.
@@ -82,9 +82,9 @@ def _split_parameters(text: str, function: str) -> list[str]:
     found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
     if found is None:
         raise KernelCompileError(f"no kernel function '{function}' in these headers")
-    if (end := closing(text, found.end() - 1)) is None:
+    if (end := find_closing_bracket(text, found.end() - 1)) is None:
         raise KernelCompileError(f"the parameters of '{function}' do not end")
-    return split(text[found.end() : end])
+    return split_at_commas(text[found.end() : end])
 
 
 _HOST_ARGUMENTS = """
@@ -114,7 +114,7 @@ class HostKernel:
     def __init__(
         self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]
     ) -> None:
-        text = blank_comments(flatten(headers))
+        text = blank_comments(inline_includes(headers))
 
         def define_constant(match: re.Match[str]) -> str:
             kind, name = match.groups()

@@ -242,8 +242,7 @@ def _warn_once_unchecked() -> None:
 
 
 def refuse_illegal_text(name: str, text: str) -> None:
-    """Refuse kernel text that a Metal compiler would refuse, as Metal 3.1 (macOS 14). The cache keeps accepted texts by
-    content.
+    """Refuse kernel text that a compiler of Metal 3.1 (macOS 14) would refuse. The cache keeps accepted texts.
 
     Without the libclang wheel nothing is checked, and one warning says so.
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.lab.sim import abi
 from cortexmlx.metal.lab.sim.buffers import MAX_THREADS, STACK_BYTES, BufferSpec, LaunchSpec, device_memory
-from cortexmlx.metal.lab.sim.findings import describe, limit_finding, unwritten_finding
+from cortexmlx.metal.lab.sim.findings import limit_finding, make_finding, unwritten_finding
 from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding, LaunchReport
 from cortexmlx.metal.lab.sim.settings import SimSettings, record
 from cortexmlx.metal.lab.sim.toolchain import load
@@ -120,7 +120,7 @@ def _make_report(
         reports[spec.name] = BufferReport(name=spec.name, bytes=spec.nbytes, **counters)
     found = [launch.findings[i] for i in range(launch.finding_count)]
     findings, notes = (
-        [describe(dispatch, library, launch, f) for f in found if (f.kind == abi.NOTE_DIVERGENT) == noted]
+        [make_finding(dispatch, library, launch, f) for f in found if (f.kind == abi.NOTE_DIVERGENT) == noted]
         for noted in (False, True)
     )
     if not launch.aborted:

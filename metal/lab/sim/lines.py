@@ -28,27 +28,27 @@ class _DwarfReader:
         self.data = data
         self.at = at
 
-    def take(self, code: str) -> int:
+    def read_number(self, code: str) -> int:
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
         self.at += struct.calcsize("<" + code)
         return int(value)
 
-    def uleb(self) -> int:
+    def read_uleb(self) -> int:
         value = shift = 0
         while True:
-            byte = self.take("B")
+            byte = self.read_number("B")
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return value
 
-    def sleb(self) -> int:
+    def read_sleb(self) -> int:
         start = self.at
-        value = self.uleb()
+        value = self.read_uleb()
         bits = 7 * (self.at - start)
         return value - (1 << bits) if value >> (bits - 1) else value
 
-    def string(self) -> str:
+    def read_string(self) -> str:
         end = self.data.index(0, self.at)
         text = self.data[self.at : end].decode(errors="replace")
         self.at = end + 1
@@ -62,71 +62,71 @@ def _find_sections(data: bytes) -> dict[str, tuple[int, int]]:
     table, entry, count, names = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * entry) for i in range(count)]
     strings = headers[names][4]
-    return {_DwarfReader(data, strings + h[0]).string(): (h[4], h[5]) for h in headers}
+    return {_DwarfReader(data, strings + h[0]).read_string(): (h[4], h[5]) for h in headers}
 
 
 def _read_line_program(data: bytes, start: int) -> Iterator[LineRow]:
     """Yield the rows of one line-number program."""
     r = _DwarfReader(data, start)
-    end = r.take("I") + r.at
-    version = r.take("H")
+    end = r.read_number("I") + r.at
+    version = r.read_number("H")
     if version not in (2, 3, 4):
         return
-    r.take("I")
-    minimum = r.take("B")
+    r.read_number("I")
+    minimum = r.read_number("B")
     if version >= 4:
-        r.take("B")
-    r.take("B")
-    line_base, line_range, first_special = r.take("b"), r.take("B"), r.take("B")
-    lengths = [r.take("B") for _ in range(first_special - 1)]
+        r.read_number("B")
+    r.read_number("B")
+    line_base, line_range, first_special = r.read_number("b"), r.read_number("B"), r.read_number("B")
+    lengths = [r.read_number("B") for _ in range(first_special - 1)]
     while r.data[r.at]:
-        r.string()
+        r.read_string()
     r.at += 1
     files = [""]
     while r.data[r.at]:
-        files.append(r.string())
+        files.append(r.read_string())
         for _ in range(3):
-            r.uleb()
+            r.read_uleb()
     r.at += 1
     address, file, line, column = 0, 1, 1, 0
     while r.at < end:
-        code = r.take("B")
+        code = r.read_number("B")
         if code >= first_special:
             address += (code - first_special) // line_range * minimum
             line += line_base + (code - first_special) % line_range
             yield LineRow(address, files[file], line, column)
         elif code == 0:
-            size = r.uleb()
+            size = r.read_uleb()
             after = r.at + size
-            extended = r.take("B")
+            extended = r.read_number("B")
             if extended == 1:
                 yield LineRow(address, "", 0)
                 address, file, line, column = 0, 1, 1, 0
             elif extended == 2:
-                address = r.take("Q")
+                address = r.read_number("Q")
             r.at = after
         elif code == 1:
             yield LineRow(address, files[file], line, column)
         elif code == 2:
-            address += r.uleb() * minimum
+            address += r.read_uleb() * minimum
         elif code == 3:
-            line += r.sleb()
+            line += r.read_sleb()
         elif code == 4:
-            file = r.uleb()
+            file = r.read_uleb()
         elif code == 5:
-            column = r.uleb()
+            column = r.read_uleb()
         elif code == 8:
             address += (255 - first_special) // line_range * minimum
         elif code == 9:
-            address += r.take("H")
+            address += r.read_number("H")
         else:
             for _ in range(lengths[code - 1]):
-                r.uleb()
+                r.read_uleb()
 
 
 @cache
 def rows_of(library: Path) -> tuple[LineRow, ...]:
-    """Return the whole line table, sorted by address. A row without a file ends a range."""
+    """Return the whole line table, sorted by address. A row without a file ends a range of addresses."""
     data = library.read_bytes()
     place = _find_sections(data).get(".debug_line")
     if place is None:
@@ -140,7 +140,7 @@ def rows_of(library: Path) -> tuple[LineRow, ...]:
 
 
 def line_of(library: Path, address: int) -> int | None:
-    """Return the line of kernel text of the instruction before `address`, a return address; None if unknown."""
+    """Return the kernel text's line of the call that returns to `address`; None if it is unknown."""
     rows = rows_of(library)
     at = bisect_right(rows, address - 1, key=lambda row: row.address) - 1
     # An inlined library function, or no line: take the nearest earlier line of the kernel.

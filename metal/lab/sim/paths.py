@@ -29,13 +29,13 @@ _PLACE = "metal::__site sim_site = metal::__site::here()"
 
 @lru_cache(maxsize=256)
 def mark_paths(text: str) -> str:
-    """Return the text with its marks. Line numbers do not change. A loop with unmatched brackets is not marked."""
+    """Return a kernel's text with the marks. Line numbers do not change. Loops with unmatched brackets get no marks."""
     tokens, marks = KernelTokens(text), _Marks()
     functions = list(_find_functions(tokens))
     calls = _Calls(tokens, functions)
     if not calls.meeting:
         return text
-    placed = _functions_with_a_place(tokens, functions, calls)
+    placed = _functions_that_can_get_a_site(tokens, functions, calls)
     for f in functions:
         if f.name in placed:
             _mark_function(tokens, marks, f)
@@ -49,7 +49,7 @@ def mark_paths(text: str) -> str:
                 ends_of_do.add(tokens.after_statement(i + 1))
         except KeyError:
             continue
-        if i not in ends_of_do and calls.within(i, after):
+        if i not in ends_of_do and calls.can_meet(i, after):
             _mark_loop(tokens, marks, i)
     return marks.apply(text)
 
@@ -96,7 +96,7 @@ def _find_functions(tokens: KernelTokens) -> Iterator[_Function]:
 
 
 class _Calls:
-    """The calls in a text, and the names whose calls lead to an operation among lanes."""
+    """The calls in a text, and the names whose calls lead to a cross-lane operation."""
 
     def __init__(self, tokens: KernelTokens, functions: list[_Function]) -> None:
         self.at = [i for i in range(len(tokens)) if tokens.is_word(i) and tokens.call_opens(i) is not None]
@@ -105,12 +105,12 @@ class _Calls:
         self.meeting = {name for name in self._names if _MEETING.fullmatch(name)}
         self.meeting |= {name for name, body in macros if _MEETING.search(body)}
         while more := {
-            f.name for f in functions if f.name not in self.meeting and self.within(f.body, tokens.partners[f.body])
+            f.name for f in functions if f.name not in self.meeting and self.can_meet(f.body, tokens.partners[f.body])
         }:
             self.meeting |= more
 
-    def within(self, start: int, end: int) -> bool:
-        """Whether a call between two tokens leads to an operation among lanes."""
+    def can_meet(self, start: int, end: int) -> bool:
+        """Whether a call between two tokens leads to a cross-lane operation."""
         return any(
             name in self.meeting for name in self._names[bisect_left(self.at, start) : bisect_left(self.at, end)]
         )
@@ -136,8 +136,8 @@ class _Marks:
         return "".join(out) + text[at:]
 
 
-def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
-    """Return the names of functions that can get the place of a call: each is only defined, or called in functions."""
+def _functions_that_can_get_a_site(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
+    """Return the names of functions that can get a call-site parameter: those only defined, or called in functions."""
     definitions = {f.at for f in functions}
     bodies = [(f.body, tokens.partners[f.body]) for f in functions]
     called = set(calls.at)
@@ -255,7 +255,7 @@ class KernelTokens:
         return self._found[i].end()
 
     def loops(self) -> Iterator[int]:
-        """Return the indices of all `for`, `while` and `do`, with the `while` that ends a `do`."""
+        """Return the indices of all `for`, `while` and `do`, including each `while` that ends a `do`."""
         return (i for i in range(len(self)) if self[i] in _LOOPS)
 
     def pragma_before(self, i: int) -> re.Match[str] | None:

@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class BufferReport:
-    """Traffic of one buffer. The names with `bytes` or `distinct` count bytes.
+    """The memory traffic of one buffer. Fields with `bytes` or `distinct` in their names count bytes.
 
     `group_distinct_*` counts a byte once for each threadgroup that touched it. `simd_accesses` counts instructions that
     up to 32 lanes execute at once, `simd_segments` the 128-byte lines that these touched. `simd_ideal_segments` counts

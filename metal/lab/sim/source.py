@@ -121,7 +121,7 @@ def generate(
     template: TemplateArgs | None,
     atomic_outputs: bool,
 ) -> KernelText:
-    """Return the text that MLX would compile for this call.
+    """Return the Metal text that MLX would compile for this call of a custom kernel.
 
     Inputs of fewer than 8 elements are in `constant` memory; 0-dimensional inputs are passed by reference. Shapes,
     strides, dimension counts and attributes are passed if their names occur in the body.

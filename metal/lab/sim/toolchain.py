@@ -204,7 +204,7 @@ def build(text: str, what_for: Build) -> Path:
             header = ["-Xclang", "-include-pch", "-Xclang", str(_precompile_preamble(tuple(flags)))]
             _run_compiler([*compiler.compile, *flags, *header, "-c", str(source), "-o", str(unit)])
             _run_compiler([*compiler.link, str(unit), str(_runtime_object()), "-o", str(library)])
-            _store(library, target)
+            _store_in_cache(library, target)
     return target
 
 
@@ -220,7 +220,7 @@ def cache_folder() -> Path:
 
 
 def content_key(*parts: str) -> str:
-    """Return a cache name: a hash of `parts`, compiler, processor, MLX's version, the simulator's shim and runtime."""
+    """Return a file name for the cache: a hash of `parts`, compiler, processor, MLX, simulator's shim and runtime."""
     compiler = find_compiler()
     everything = [compiler.identity, _processor_name(), _hash_own_files(), importlib.metadata.version("mlx"), *parts]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
@@ -292,7 +292,7 @@ def _runtime_object() -> Path:
             unit.write_text("".join(f'#include "{source}"\n' for source in sources))
             built = Path(folder, "runtime.o")
             _run_compiler([*compiler.compile, *RUNTIME_FLAGS, "-c", str(unit), "-o", str(built)])
-            _store(built, target)
+            _store_in_cache(built, target)
     return target
 
 
@@ -303,7 +303,7 @@ def _run_compiler(command: list[str]) -> None:
         raise KernelCompileError("the kernel does not compile:\n" + "\n".join(kept[:40]))
 
 
-def _store(built: Path, target: Path) -> None:
+def _store_in_cache(built: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(built, target)
     prune(target.parent)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention import autotuning
-from cortexmlx.attention.autotuning import TimedArena, apply_choices, attention_jobs, fixed_jobs
+from cortexmlx.attention.autotuning import TimedArena, apply_chosen_methods, attention_jobs, reproducible_jobs
 from cortexmlx.attention.decode_methods import BatchClass, DecodeMethod, LayerAttention, ReferenceAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.autotune.chooser import Autotuner
@@ -63,7 +63,7 @@ def decided(backend: Scripted, **more: Any) -> Autotuner:
     jobs = attention_jobs({"layer": LAYER}, backend, 4, 100)
     chooser = Autotuner(None, backend.clock)
     chooser.choose(jobs.values(), seconds=1e6)
-    apply_choices(backend, jobs, chooser)
+    apply_chosen_methods(backend, jobs, chooser)
     return chooser
 
 
@@ -151,7 +151,7 @@ def test_a_windows_layers_have_the_classes_that_they_can_see() -> None:
 
 
 def test_a_fixed_choice_is_not_timed() -> None:
-    [job] = fixed_jobs({"layer": LAYER}, ReferenceAttention())
+    [job] = reproducible_jobs({"layer": LAYER}, ReferenceAttention())
     chooser = Autotuner(None)
     chooser.choose_default(job)
     [choice] = chooser.choices()

@@ -49,8 +49,8 @@ def test_parts_are_put_together_in_the_order_of_the_flat_tokens() -> None:
         TokenSpan(np.array([[0], [2]], np.int32)),
         TokenSpan(np.array([[1]], np.int32)),
         TokenSpan(np.array([[3, 4]], np.int32)),
-        TokenSpan(np.array([[5, 6, 7]], np.int32), goes_on=True),
-        TokenSpan(np.array([[8]], np.int32), goes_on=True),
+        TokenSpan(np.array([[5, 6, 7]], np.int32), continues_previous=True),
+        TokenSpan(np.array([[8]], np.int32), continues_previous=True),
     ]
     leaf = RecurrentCache(2)
     states = [[mx.array([[[10.0]], [[20.0]]]), mx.array([[[1.0]], [[2.0]]])], [None, None], [None, None]]
@@ -98,7 +98,7 @@ def test_shifted_is_the_token_before_in_the_same_row() -> None:
     parts = [
         TokenSpan(np.array([[0]], np.int32)),
         TokenSpan(np.array([[2, 3]], np.int32)),
-        TokenSpan(np.array([[4, 5]], np.int32), goes_on=True),
+        TokenSpan(np.array([[4, 5]], np.int32), continues_previous=True),
         TokenSpan(np.array([[1]], np.int32)),
     ]
     leaf = RecurrentCache(1)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cortexmlx.metal.lab.legal import Language, complaints
-from cortexmlx.metal.lab.legal.diagnostics import objection
+from cortexmlx.metal.lab.legal.diagnostics import find_objection
 from cortexmlx.metal.lab.legal.frontend import parse, swizzle_header, to_metal_words, walk
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 from support.kernels.legal_tools import assert_refused, assert_told_apart, kernel, said
@@ -358,13 +358,13 @@ def test_what_mlx_itself_uses_of_cpp17_on_macos_14_is_taken() -> None:
 
 
 def test_overloads_that_are_gone_are_said_to_be_missing() -> None:
-    said_ = objection("call to deleted function 'simd_sum'", [], True, None, Language.METAL_3_1)
+    said_ = find_objection("call to deleted function 'simd_sum'", [], True, None, Language.METAL_3_1)
     assert said_ == "Metal has no overload of 'simd_sum' for this type"
 
 
 def test_the_reason_that_nothing_fits_is_in_the_message() -> None:
     notes = ["candidate function not viable: no known conversion from 'int' to 'device int *' for 1st argument"]
-    said_ = objection("no matching function for call to 'f'", notes, True, None, Language.METAL_3_1)
+    said_ = find_objection("no matching function for call to 'f'", notes, True, None, Language.METAL_3_1)
     assert (
         said_
         == "no matching function for call to 'f': no known conversion from 'int' to 'device int *' for 1st argument"
@@ -408,4 +408,4 @@ def test_every_operator_of_swizzles_in_a_template_is_taken() -> None:
 
 
 def test_warnings_of_other_kinds_are_no_complaints() -> None:
-    assert objection("unused variable 'a'", [], False, "-Wunused", Language.METAL_3_1) is None
+    assert find_objection("unused variable 'a'", [], False, "-Wunused", Language.METAL_3_1) is None

@@ -5,7 +5,7 @@ import pytest
 
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.legal.msl import blank_comments
-from cortexmlx.metal.lab.sim.host import flatten
+from cortexmlx.metal.lab.sim.host import inline_includes
 from cortexmlx.metal.lab.sim.paths import mark_paths
 from support.kernels.sim_tools import launch
 
@@ -60,7 +60,7 @@ def test_a_kernel_and_what_is_used_otherwise_gets_no_parameter():
     "headers", [("quantized.h",), ("sdpa_vector.h", "scan.h"), ("steel/attn/kernels/steel_attention.h",)]
 )
 def test_lines_stay_lines(headers):
-    text = blank_comments(flatten(headers))
+    text = blank_comments(inline_includes(headers))
     marked = mark_paths(text)
     assert LOOP in marked
     assert marked.count("\n") == text.count("\n")
