@@ -331,8 +331,8 @@ class Engine(NotCopyable):
         return self._worker.core.adapters.infos
 
     def load_adapter(self, name: str, path: str | Path) -> AdapterInfo:
-        """Load a LoRA adapter from a folder of mlx-lm or PEFT under a name that requests can use, and return what it
-        is.
+        """Load a LoRA adapter from a folder of mlx-lm or PEFT under a name that requests can use. Return its
+        AdapterInfo.
 
         The folder is read on this thread, while requests run. They wait only while the engine copies the numbers. If
         the name stands for another adapter, new requests get this one, and running ones keep theirs. The other one does
@@ -370,8 +370,7 @@ class Engine(NotCopyable):
         client: str | None = None,
         adapter: str | None = None,
     ) -> Pin:
-        """Compute a beginning of prompts (text, tokens, or messages that others follow), keep it cached, and return a
-        Pin.
+        """Compute a common prefix of prompts (text, tokens, or the first messages), keep it cached, and return a Pin.
 
         - `name`: another pin of this name is removed. With a `kv_store`, the folder keeps the name, too, for
           `Pin.export` and `cortexmlx cache export`; then the weights are hashed first.
@@ -413,8 +412,8 @@ class Engine(NotCopyable):
         return [] if history is None else history.reports(client)
 
     def share_history(self, history: PromptHistory | Engine) -> None:
-        """Compare prompts with `history`, that of other engines or of a server, from now on. Then a report can say that
-        another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """From now on, compare prompts with those in `history`, which other engines or a server share. Then a report
+        can say that another model has read a conversation. Does nothing with `prefix_cache=False`.
         """
         shared = history._submitter.history if isinstance(history, Engine) else history
         if self._submitter.history is not None and shared is not None:

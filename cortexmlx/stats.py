@@ -195,7 +195,7 @@ class BlockMap:
 @dataclass(frozen=True)
 class ArenaWrites:
     """How many writes to the KV cache were measured, and how many copied a whole array, which MLX should not do: see
-    docs/memory.md. The first writes are measured, and those after the cache grew. Each array of a layer counts.
+    docs/memory.md. The first writes are measured, and those after the cache grew. Each array counts as a write.
     """
 
     measured: int = 0
@@ -250,7 +250,8 @@ class StoreState(str, Enum):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Counters of the disk tier in `path` since the engine began. Each layer group's block counts, and each state."""
+    """Counters of the disk tier in `path` since the engine began. A block of each layer group counts as one, and so
+    does a recurrent state."""
 
     path: str
     bytes_limit: int

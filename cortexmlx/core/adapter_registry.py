@@ -31,8 +31,8 @@ class AdapterLimits:
 
 class AdapterRegistry:
     """The LoRA adapters that an engine has loaded, by name. `make_adapter_set()` returns the model's AdapterSet or
-    raises AdapterRefused. Only the engine's thread may call its methods, with the `jobs` that have not ended; any
-    thread may read `infos`.
+    raises AdapterRefused. Only the engine's thread may call its methods. They take as `jobs` all jobs that
+    have not ended. Any thread may read `infos`.
     """
 
     def __init__(self, limits: AdapterLimits, make_adapter_set: Callable[[], AdapterSet]) -> None:
@@ -115,7 +115,7 @@ class AdapterRegistry:
         return replace(request, adapter_key=key)
 
     def cache_salt(self, name: str | None, client: str | None) -> Salt:
-        """Return the salt of a pin's prefix; a job's is `Job.block_salt`. Raises UnknownAdapter."""
+        """Return the salt of a pinned prefix's cached blocks, as `Job.block_salt` is a job's. Raises UnknownAdapter."""
         if name is None:
             return client
         if name not in self._keys:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """Collects, step by step, log-probabilities of a prompt's tokens and of the `top` likeliest ones at each place."""
+    """Collects, step by step, log-probabilities of a prompt's tokens and of the `top` likeliest at each position."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
@@ -47,7 +47,7 @@ class PromptScores:
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
     def add(self, positions: range, scores: TokenScores) -> None:
-        """Add the log-probabilities of the tokens at `positions`. Those of all tokens before must have been added."""
+        """Add the log-probabilities of the tokens at `positions`. No earlier position may still be missing."""
         assert positions.start <= self._scored_count, "tokens of a prompt were left out"
         position_slice, top = slice(positions.start, positions.stop), self._top_ids.shape[1]
         self._logprobs[position_slice] = scores.logprobs
@@ -82,7 +82,7 @@ class AnswerGroup:
         return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._completions)
 
     def add_pooled_part(self, part: Vector) -> None:
-        """Add a step's sum of the prompt's hidden states to that of earlier steps, or set the prompt's last logits."""
+        """Add a step's sum of hidden states to the prompt's sum so far, or set the prompt's last logits."""
         self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
     def begin_decoding(self) -> None:
@@ -232,7 +232,7 @@ class OpenAnswer:
         return text.stopped
 
     def count_drafts(self, drafted_count: int, accepted_count: int) -> None:
-        """Count the drafted tokens that were verified, and those of them that were accepted."""
+        """Count the drafted tokens that were verified, and how many of them were accepted."""
         self._drafted_count += drafted_count
         self._accepted_count += accepted_count
 
@@ -276,7 +276,7 @@ class OpenAnswer:
         self.group.complete_answer(self, rest, completion)
 
     def _completion_notes(self) -> tuple[str, ...]:
-        """Return the completion's notes: what of its form is not enforced, and what is wrong with its tool calls."""
+        """Return the completion's notes: which constraints are not enforced, and what is wrong with its tool calls."""
         text_notes = tuple(self._text.notes)
         if self.matcher is not None:
             tool_notes = () if self.request.calls is None else self.request.calls.notes
@@ -369,7 +369,7 @@ def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def job_params(params: SamplingParams) -> SamplingParams:
-    """Return the params of a job: with log-probabilities for `best_of`; with one token if the prompt is only scored."""
+    """Return the parameters of a request's jobs: with one token to score a prompt, log-probabilities for `best_of`."""
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:

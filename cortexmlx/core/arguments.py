@@ -99,7 +99,7 @@ S = TypeVar("S")
 
 
 class KeywordsBesideTools(TypedDict, total=False):
-    """The sampling parameters but `tools` as typed keyword arguments, as `SamplingParams` names them."""
+    """All sampling parameters except `tools`, as typed keyword arguments with the names of `SamplingParams`."""
 
     max_tokens: int | None
     max_thinking_tokens: int | None

@@ -24,7 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """A prompts iterator yields this while its next prompt is not known, so that results can be returned meanwhile."""
+    """What an iterator of prompts yields while it has no next prompt yet, so that results are returned meanwhile."""
 
     NOT_YET = "not yet"
 
@@ -74,7 +74,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 if not (self._open or prompt_pending):
                     break
                 if not prompt_pending and self._ended_indices.empty():
-                    self._check_waiting()
+                    self._check_may_wait()
                 try:
                     index = self._ended_indices.get_nowait() if prompt_pending else take_next(self._ended_indices)
                 except queue.Empty:
@@ -141,11 +141,11 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         self._submit_group(group)
         return prompt_pending
 
-    def _check_waiting(self) -> None:
+    def _check_may_wait(self) -> None:
         """Raise CortexError if this thread must not wait, because it is the engine's own."""
         for item in self._open.values():
             if isinstance(item, RequestHandle):
-                return item.check_waiting()
+                return item.check_may_wait()
 
     def _has_room(self) -> bool:
         """Return whether one more prompt may be submitted now."""

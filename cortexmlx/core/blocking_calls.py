@@ -60,7 +60,7 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
     @functools.wraps(init)
     def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> AsyncOpening[C]:
-        """Open one without holding up the event loop: `await` it, or use it in `async with`."""
+        """Open an instance without blocking the event loop: `await` this, or use it in `async with`."""
         return AsyncOpening(lambda: cls(*args, **options))
 
     open.__name__ = "open"
@@ -68,7 +68,7 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
 
 def warn_if_blocking(name: str, other_name: str) -> bool:
-    """Warn if this thread runs an event loop, which the call of `name` blocks; `other_name` would not. In a notebook,
+    """Warn if this thread runs an event loop, which calling `name` blocks and `other_name` does not. In a notebook,
     where the user waits anyway, there is no warning. Return whether there is a running loop.
     """
     try:
@@ -140,7 +140,7 @@ class CallInterrupted(SystemExit):
 
 
 class InterruptibleCall(Generic[T]):
-    """A call on a daemon thread of its own, which `interrupt` can end between two of Python's instructions."""
+    """A call on a daemon thread of its own, which `interrupt` can end between two bytecode instructions."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call
@@ -181,16 +181,16 @@ class InterruptibleCall(Generic[T]):
                 self._has_ended = True
 
 
-def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:
-    """Run `read`, which tokenizes a prompt, for at most `seconds`. None: without a limit, on the caller's thread.
+def tokenize_with_timeout(seconds: float | None, tokenize: Callable[[], T]) -> T:
+    """Return the result of `tokenize`, run for at most `seconds`. None: without a limit, on the caller's thread.
 
-    Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `read` raises.
+    Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `tokenize` raises.
     """
     seconds = checked_timeout(seconds)
     if seconds is None:
-        return read()
+        return tokenize()
     try:
-        return InterruptibleCall(read, "cortexmlx-prompt").result(seconds)
+        return InterruptibleCall(tokenize, "cortexmlx-prompt").result(seconds)
     except queue.Empty:
         raise RequestTimeout(
             f"the prompt was not made into tokens after {seconds:g} s, so the request was not queued: the model's chat "

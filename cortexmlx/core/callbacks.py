@@ -74,7 +74,7 @@ class CallbackThreads:
         self.abandon()
 
     def abandon(self) -> None:
-        """Forget all requests and threads, in a forked child: it has no threads, and one may have held the lock."""
+        """Forget all requests, threads and locks in a forked child: the threads are gone, perhaps with a lock held."""
         self._ready_queue: queue.SimpleQueue[_Subscription | None] = queue.SimpleQueue()
         """A request for each of its events; one too many does no harm. None wakes a thread so that it checks whether it
         is still needed. `put` is atomic, so an exception thrown at the engine's thread cannot break the queue.
@@ -89,8 +89,8 @@ class CallbackThreads:
         self._is_watching = False
 
     def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-        """Call `on_event` with every event of a request. The last one has a completion or an error. If that cannot
-        start, cancel the request, because the caller gets no handle.
+        """Call `on_event` with every event of a request. The last one has a completion or an error. If no
+        thread can be started, cancel the request, because the caller gets no handle.
         """
         subscription = _Subscription(handle, on_event)
         try:
@@ -102,7 +102,7 @@ class CallbackThreads:
                     self._is_watching = True
                 self._open.add(subscription)
                 _all_callback_threads.add(self)
-            handle.announce(partial(self._ready_queue.put, subscription))
+            handle.set_event_callback(partial(self._ready_queue.put, subscription))
         except BaseException:  # no thread is to be had, or Ctrl-C
             with self._lock:
                 self._end_subscription(subscription)
@@ -177,7 +177,7 @@ class CallbackThreads:
 
     def _end_subscription(self, subscription: _Subscription) -> None:
         """Deliver no more events of a request. The caller holds the lock."""
-        subscription.handle.announce(None)
+        subscription.handle.set_event_callback(None)
         self._open.discard(subscription)
         if not self._open:
             with suppress(queue.Empty):  # an item that stays here would keep its request and function alive

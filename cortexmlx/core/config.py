@@ -186,7 +186,7 @@ class EngineConfig:
         parse_size(self.adapter_memory)
 
     def _check_hosts(self) -> None:
-        """Raise InvalidRequest if `hosts` is malformed, or with options that a model on hosts cannot have."""
+        """Raise InvalidRequest if `hosts` is malformed, or combined with options that a model on hosts cannot have."""
         hosts = self.hosts
         is_host_file = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
         self._require(

@@ -166,7 +166,7 @@ class EngineCore:
         self.requests.add(request, handle, stops, grammar)
 
     def _encode_image(self) -> None:
-        """Encode a part of an image that requests wait for. They fail if that fails, or is refused memory twice."""
+        """Encode a part of an image. Requests that wait for it fail if this fails, or is refused memory twice."""
         sight, waiting = self.model.sight, self.scheduler.jobs_awaiting_images
         assert sight is not None and sight.current_image is not None
         if not waiting:  # they have ended
@@ -199,7 +199,7 @@ class EngineCore:
     def pin(
         self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
     ) -> tuple[int, int]:
-        """Pin a prompt's whole blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
+        """Pin a prompt's full blocks. Return the pin's number and token count. Raises InvalidRequest or PinRefused."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
@@ -220,8 +220,8 @@ class EngineCore:
             self.speculation.forget()
 
     def reset(self) -> None:
-        """Drop all requests, the arena and its owners, and set all counters to zero. An exception may have landed
-        between any two statements, so only the model is trusted.
+        """Drop all requests, the arena and what refers to its blocks, and set all counters to zero. An exception may
+        have landed between any two statements, so only the model is trusted.
 
         The caller fails the handles. If memory is short now, the next step has the arena made.
         """
@@ -394,7 +394,7 @@ class EngineCore:
             self.requests.apply_cancellations(plan)
 
     def _measure_step(self, standalone_seconds: float) -> float:
-        """Return the last step's seconds: since the one before was collected, or `standalone_seconds` after a pause."""
+        """Return the last step's seconds, since the previous one was collected; after a pause, `standalone_seconds`."""
         now, previous_time = time.perf_counter(), self._last_collect_time
         self._last_collect_time = now
         return standalone_seconds if previous_time is None else now - previous_time
@@ -413,7 +413,7 @@ class EngineCore:
         the arena's growth was refused. A request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refusal.why)
-        arena_stays = refusal.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
+        arena_stays = refusal.is_resize and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
         rows_running = self.scheduler.rows_running
         is_no_jobs_fault = arena_stays or self.scheduler.has_large_piece
         job = None if is_no_jobs_fault else largest_job(plan, self.scheduler.jobs)
@@ -448,8 +448,8 @@ class EngineCore:
 
     @contextmanager
     def _memory_change(self) -> Iterator[None]:
-        """Context for a change of memory between two steps. After an exception nobody knows what was changed: it is
-        logged, the arena is made anew, and all rows restart.
+        """Context for a change of memory between two steps. If it raises, log the exception, make the arena anew and
+        restart all rows, since nobody knows what was changed.
         """
         try:
             yield
@@ -483,7 +483,7 @@ class EngineCore:
         """Shrink the arena to the cache's size. If the system refuses the smaller arena, keep the old one."""
         refusal = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
-        if refusal is None or not refusal.of_arena or not min(self.runner.blocks):
+        if refusal is None or not refusal.is_resize or not min(self.runner.blocks):
             return refusal
         self.cache.pools.grow(self.runner.blocks)
         return None
@@ -653,8 +653,8 @@ that ends its worker would do so for ever.
 
 
 class Recovery:
-    """Restarts the workers after HostLost; as a context manager, after a HostLost that is raised within it. The running
-    requests fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
+    """Restarts the workers of a model on hosts after HostLost. As a context manager, it handles a HostLost
+    raised within. Running requests fail, or begin again if `resume_lost`. Waiting ones wait for the new workers.
 
     A start takes seconds to minutes. So another thread waits for the workers, and the engine's thread ends requests
     that are late or cancelled, and takes new ones. A model in this process never raises HostLost.

@@ -27,7 +27,7 @@ class Deadlines:
         heapq.heappush(self.pending, (deadline, request))
 
     def pop_passed(self, now: float, running_ids: Collection[RequestId]) -> Iterator[RequestId]:
-        """Remove the deadlines up to `now`, and yield those of their requests that are in `running_ids`."""
+        """Remove the deadlines up to `now`, and yield their requests that are in `running_ids`."""
         if len(self.pending) > 2 * len(running_ids) + _FEW:
             self.pending = [each for each in self.pending if each[1] in running_ids]
             heapq.heapify(self.pending)

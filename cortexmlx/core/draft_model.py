@@ -105,10 +105,10 @@ class DraftModel:
         self._in_flight: deque[StepPlan] = deque()
         self._paused_until, self._pause = -math.inf, 0.0
         self._times = GuessTimes()
-        self.rows = self._make_rows(from_scratch=False)
+        self.rows = self._make_draft_scheduler(from_scratch=False)
 
-    def _make_rows(self, from_scratch: bool) -> DraftScheduler:
-        """Return empty rows for drafting, with a new cache."""
+    def _make_draft_scheduler(self, from_scratch: bool) -> DraftScheduler:
+        """Return a draft scheduler without rows, with a new cache."""
         max_rows, budget = self._bounds
         cache = self.engine_model.make_cache(self.engine_model.blocks, from_scratch)
         context, vocabulary = self.engine_model.loaded.context_length, self.engine_model.info.vocab_size
@@ -158,7 +158,7 @@ class DraftModel:
         """Start anew with no rows and an empty arena, because the old ones are not trusted."""
         self._in_flight.clear()
         self.runner.forget()
-        self.rows = self._make_rows(from_scratch=True)
+        self.rows = self._make_draft_scheduler(from_scratch=True)
 
     def relieve(self, critical: bool) -> None:
         """Evict half of the unused cached blocks; if `critical`, release the arena, so that rows are computed again."""

@@ -140,7 +140,7 @@ class Embedder:
 def _finish_embeddings(
     sums: list[Vector], divisors: list[float], files: EmbeddingSettings, dimension_count: int
 ) -> Vector:
-    """Return the embeddings `[n, kept]` of texts from summed hidden states: mean, dense layers, normalization."""
+    """Return embeddings `[n, dimension_count]`: means of hidden states, through dense layers, and normalized."""
     if not sums:
         return np.zeros((0, dimension_count), np.float32)
     if sums[0].shape != (files.width,):
@@ -207,7 +207,7 @@ class PoolingPrompt:
 
 @dataclass(frozen=True)
 class PoolingResult:
-    """The result of a prompt: the sum of its hidden states or its logits, and how many of its tokens were cached."""
+    """The result of a prompt: its logits or summed hidden states, and how many of its tokens were cached."""
 
     vector: Vector
     cached: int
@@ -220,8 +220,8 @@ def run_pooling(
     client: str | None,
     tokens_ahead: int,
 ) -> Iterator[PoolingResult]:
-    """Run prompts for their pooled hidden states or logits, and yield the results in order. `submit` is that of
-    `Worker`; the requests keep `owner` alive.
+    """Run prompts for their pooled hidden states or logits, and yield the results in order. `submit` is
+    `Worker.submit`. The requests keep `owner` alive.
 
     Requests of about `tokens_ahead` tokens are computed ahead of the one that is returned next. Whatever ends the
     iteration early cancels the rest. Raises what iterating over `prompts` raises, and what ends a request.
@@ -320,7 +320,7 @@ class EmbeddingTokenizer:
         truncate: bool,
         limit_reason: str,
     ) -> None:
-        """`prompt` is a name of the model's prompts; None: its default. With `truncate`, the end of a text that is too
+        """`prompt` names one of the model's prompts (None: the default). With `truncate`, the end of a text that is too
         long is cut off. `limit_reason` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown
         prompt.
         """
@@ -442,8 +442,8 @@ Encode = Callable[[str], list[int]]
 
 
 def first_tokens(encode: Encode, text: str, max_tokens: int) -> list[int]:
-    """Return the tokens of a text. If it has more than `max_tokens`, those after the first `max_tokens` + 1 may be
-    missing.
+    """Tokenize a text. If it has more than `max_tokens` tokens, perhaps return only the first `max_tokens` + 1, which
+    tell that it is too long.
     """
     size, tries = max(LONG, _CHARACTERS * (max_tokens + 1)), 0
     while size < len(text):

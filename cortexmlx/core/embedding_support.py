@@ -23,7 +23,7 @@ SHARE = 2
 
 @dataclass(frozen=True)
 class EmbeddingSupport:
-    """Whether and how a model embeds and reranks. `spare_blocks` of each layer group are kept free for that."""
+    """Whether and how a model embeds and reranks. In each layer group, `spare_blocks` blocks are kept free for that."""
 
     files: EmbeddingSettings | None
     not_embedding: str

@@ -42,8 +42,8 @@ class AttentionInUse(Protocol):
 
 
 class EngineModel(Protocol):
-    """A loaded model that an engine runs, in this process or on hosts. Only the engine's thread may use it, but
-    for `restart_workers`."""
+    """A loaded model that an engine runs, in this process or on hosts. Only `restart_workers` may be
+    called on other threads than the engine's."""
 
     loaded: LoadedModel
     info: ModelInfo
@@ -100,7 +100,7 @@ class EngineModel(Protocol):
         """Drop everything but the weights, after an exception at an unknown place. `make_cache` must follow."""
 
     def adapter_set(self) -> AdapterSet:
-        """Return the model's adapters, none at first. Raises AdapterRefused if the model takes none per request."""
+        """Return the set of adapters for requests, empty at first. Raises AdapterRefused if the model can have none."""
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if this model cannot keep pinned texts."""

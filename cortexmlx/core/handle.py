@@ -80,7 +80,7 @@ class RequestHandle(NotCopyable):
         self._completion: Completion | None = None
         self._error: CortexError | None = None
         self._end: TokenEvent | None = None
-        self._announce: Callable[[], None] | None = None
+        self._event_callback: Callable[[], None] | None = None
         self._end_taken = False
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class RequestHandle(NotCopyable):
             self._cancelling = True
             self._cancel(self.id)
 
-    def check_waiting(self) -> None:
+    def check_may_wait(self) -> None:
         """Raise CortexError on the engine's thread if the request has not ended: waiting would last for ever."""
         if not self.ended:
             self._check_thread()
@@ -116,7 +116,7 @@ class RequestHandle(NotCopyable):
         """Wait for the whole answer. Raises the request's CortexError, or TimeoutError after `timeout` seconds."""
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout):
             raise InvalidRequest(f"timeout is {timeout!r:.80}, but must be a number of seconds or None")
-        self.check_waiting()
+        self.check_may_wait()
         timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
             if not self._wait_until(lambda: self.ended, timeout):
@@ -134,7 +134,7 @@ class RequestHandle(NotCopyable):
     def wait(self) -> TokenEvent | None:
         """Wait for the next event and return it; None after the last one. Raises the request's error at its end."""
         if not self._events:
-            self.check_waiting()
+            self.check_may_wait()
         with self._lock:
             self._wait_until(lambda: bool(self._events) or self.ended)
             if self._events:
@@ -155,16 +155,16 @@ class RequestHandle(NotCopyable):
         finally:
             self._waiter_count -= 1
 
-    def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called for each event, queued ones included, and for the error; None ends that. It may be
-        called on any thread, and once too often, when `take` returns None.
+    def set_event_callback(self, callback: Callable[[], None] | None) -> None:
+        """Have `callback` called for each event, queued ones included, and for the error; None ends the calls. They may
+        come on any thread, and once too often: then `take` returns None.
         """
         with self._lock:
-            self._announce = announce
+            self._event_callback = callback
             pending_count = len(self._events) + self.ended
-        if announce is not None:
+        if callback is not None:
             for _ in range(pending_count):
-                announce()
+                callback()
 
     def take(self) -> TokenEvent | None:
         """Return the next event or None, without waiting. The last event comes even if `wait` has returned it."""
@@ -194,9 +194,9 @@ class RequestHandle(NotCopyable):
                 self._state = RequestState.CANCELLED if is_cancelled else RequestState.FINISHED
             if self._waiter_count:
                 self._condition.notify_all()
-            announce = self._announce
-        if announce is not None:
-            announce()
+            callback = self._event_callback
+        if callback is not None:
+            callback()
         self._call_listener(event)
 
     def fail(self, error: CortexError) -> None:
@@ -204,17 +204,17 @@ class RequestHandle(NotCopyable):
         with self._lock:
             self._set_failed(error)
             self._condition.notify_all()
-            end, announce = self._end, self._announce
+            end, callback = self._end, self._event_callback
         assert end is not None
-        if announce is not None:
-            announce()
+        if callback is not None:
+            callback()
         self._call_listener(end)
 
     def abandon(self, error: CortexError) -> None:
         """Fail the request in a forked child, where no other thread holds the lock or waits. Call no listener."""
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
-        self._listener = self._announce = None
+        self._listener = self._event_callback = None
         self._set_failed(error)
 
     def _set_failed(self, error: CortexError) -> None:

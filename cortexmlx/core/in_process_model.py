@@ -23,7 +23,7 @@ from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
-from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
+from cortexmlx.execution.autotuning import choose_kernels, should_time, use_mlx_products
 from cortexmlx.execution.boundary import AdapterSet, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, kv_store_notes
 from cortexmlx.execution.runner import ModelRunner
@@ -108,7 +108,7 @@ class InProcessModel:
             raise
 
     def _load(self) -> None:
-        """Load the weights. If there is a store, they are hashed meanwhile."""
+        """Load the weights. If there is a store, the weights are hashed for it meanwhile."""
         config, store = self._config, self._store
         self.loaded = load_model(
             config.model,
@@ -279,7 +279,7 @@ class InProcessModel:
 
     @property
     def can_cut_back(self) -> bool:
-        """Whether any number of tokens can be removed from a sequence: all layers keep keys and values, in blocks."""
+        """Whether a sequence can be cut back to any length, since all layers keep keys and values, in blocks."""
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
@@ -302,7 +302,7 @@ class InProcessModel:
         if self.backend.selectable is not None:
             self.backend.selectable.choices.reproducible = self._config.reproducible
         if self._config.reproducible or not should_time(self.backend):
-            keep_own_products(self.runner)
+            use_mlx_products(self.runner)
         if self._config.reproducible or should_time(self.backend):
             self.choose_attention(has_waiters=has_waiters)
 

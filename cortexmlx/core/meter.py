@@ -49,25 +49,25 @@ class UsageTimeline:
     def __init__(self, size: int = 240, interval: float = 0.25) -> None:
         self._size = size
         self._interval = interval
-        self._moments: list[UsageSample] = []
+        self._samples: list[UsageSample] = []
 
     def is_due(self, seconds: float) -> bool:
         """Return whether the next sample should be taken now."""
-        return not self._moments or seconds - self._moments[-1].seconds >= self._interval
+        return not self._samples or seconds - self._samples[-1].seconds >= self._interval
 
-    def add(self, moment: UsageSample) -> None:
+    def add(self, sample: UsageSample) -> None:
         """Add a sample that is later than all before. If none is due, it replaces the newest."""
-        if not self.is_due(moment.seconds):
-            self._moments[-1] = moment
+        if not self.is_due(sample.seconds):
+            self._samples[-1] = sample
             return
-        self._moments.append(moment)
-        if len(self._moments) >= self._size:
-            self._moments = self._moments[::2]
+        self._samples.append(sample)
+        if len(self._samples) >= self._size:
+            self._samples = self._samples[::2]
             self._interval *= 2
 
     def samples(self) -> tuple[UsageSample, ...]:
         """Return all samples, the oldest first."""
-        return tuple(self._moments)
+        return tuple(self._samples)
 
 
 class Stopwatch:

@@ -37,7 +37,7 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class OpenRequests:
-    """The open requests and answers. Single ones end in `_complete` or `fail`, all in `fail_all` or `forget`."""
+    """The open requests and answers. `_complete` and `fail` end one, `fail_all` and `forget` end all."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class OpenRequests:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
-        """Tell the answers which of their tokens a step computes, and count those of prompts."""
+        """Tell the answers which of their tokens a step computes, and count the prompt tokens among them."""
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
             if answer is not None:

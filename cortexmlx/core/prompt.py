@@ -32,7 +32,7 @@ class PromptSource:
 
 
 class ChatTokens(list[int]):
-    """A rendered chat's token ids, and what its answer's thoughts and calls look like. Lengths: see `QueuedRequest`."""
+    """The token ids of a rendered chat, and how its answer marks thoughts and calls. Lengths: see `QueuedRequest`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> Al
 
 
 def template_variables(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
-    """Return the variables of a prompt for the chat template, and those of its hints that the template reads."""
+    """Return a prompt's variables for the chat template, and those of its hints that the template reads."""
     if not prompt.hints:
         return prompt.template_vars
     return {**prompt.template_vars, **filter_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
@@ -204,7 +204,7 @@ def thoughts_of_answer(
 def count_thinking_tag_tokens(
     tokenizer: SharedTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
 ) -> int:
-    """Return how many tokens at the end of a prompt are thinking tags; 0 if none, or if the tokens do not tell."""
+    """Return how many tokens at the end of a prompt are thinking tags; 0 if the tags are not whole tokens there."""
     if thoughts is None or not isinstance(rendered_prompt, str):
         return 0
     trailing_tags = trailing_thinking_tags(rendered_prompt, thoughts)
@@ -213,7 +213,7 @@ def count_thinking_tag_tokens(
 
 
 def trailing_thinking_tags(rendered_prompt: str, thoughts: Thoughts) -> str:
-    """Return the thinking tags at the end of a rendered prompt: opened, or opened and closed; "" if there are none."""
+    """Return the thinking tags that end a rendered prompt: the opening one, or both; "" if there are none."""
     tag_start = rendered_prompt.rfind(thoughts.open)
     if tag_start < 0 or rendered_prompt[tag_start:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
         return ""
@@ -289,7 +289,7 @@ def _reject_overlong(tokenizer: SharedTokenizer, text: str, check_length: Callab
 
 
 def common_length(first: str, second: str) -> int:
-    """Return how many characters two texts begin with in common, found by binary search."""
+    """Return the length of the common prefix of two texts, in characters, found by binary search."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

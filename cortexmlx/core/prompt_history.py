@@ -76,7 +76,7 @@ class PromptPath:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes, about."""
+        """About how many bytes it takes."""
         return self.tokens.nbytes + 40 * len(self.tools + self.messages) + 512
 
 
@@ -132,8 +132,8 @@ class _Client:
 
 
 class PromptHistory:
-    """Each client's last prompts as tokens, and reports on what of them was cached, for one engine or all of a server.
-    Any thread may use it.
+    """Each client's last prompts as tokens, and reports on how much of them was cached, for one engine or all of a
+    server. Any thread may use it.
 
     A prompt is compared with those of the same client only, so a report tells nothing of another's.
     """
@@ -146,13 +146,13 @@ class PromptHistory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes, about."""
+        """About how many bytes it takes."""
         return self._nbytes
 
     def trace(
         self, request: QueuedRequest, source: PromptSource | None, tokenizer: SharedTokenizer, version: ModelVersion
     ) -> PromptTrace:
-        """Compare a prompt with those of its client, and return its trace. `source` has its messages; it is None
+        """Compare a prompt with its client's earlier ones, and return its trace. `source` has its messages; it is None
         if the prompt is no chat.
         """
         tools = tuple(hash((tool.name, tool.description, tool.parameters)) for tool in request.params.offered)
@@ -204,7 +204,7 @@ class PromptHistory:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Compares a prompt with known paths, and explains where it leaves the nearest one."""
+    """Compares a prompt with known paths, and explains where it begins to differ from the nearest one."""
 
     path: PromptPath
     request: QueuedRequest
@@ -237,10 +237,10 @@ class _Comparison:
         return draft
 
     def _find_nearest(self, paths: Sequence[PromptPath], shared: Sequence[int]) -> tuple[int, _Repeat]:
-        """Return the index of the path that explains the prompt, and its tokens that are computed again: those after
-        the longest of the beginnings that the paths share with the prompt, of `shared` tokens. It is the path with that
-        beginning, unless another one has clearly more of them; they are none if the beginning is all of it or of the
-        prompt.
+        """Return the index of the path that best explains the prompt, and the prompt's tokens after its longest known
+        prefix that this path has, too. `shared` has for each path the length of its common prefix with the prompt. The
+        path with the longest one is chosen, unless another one repeats clearly more. Nothing counts as repeated if the
+        longest prefix is the whole path or the whole prompt.
         """
         tokens, known = self.path.tokens, max(shared, default=0)
         order = sorted(range(len(paths)), key=shared.__getitem__, reverse=True)
@@ -257,7 +257,7 @@ class _Comparison:
         return near, best
 
     def _explain(self, near: PromptPath, shared: int, repeat: _Repeat, draft: CacheReport) -> CacheReport:
-        """Return the report of a prompt that differs from a path after `shared` tokens, and repeats some later."""
+        """Return the report of a prompt that leaves a path after `shared` tokens, and later repeats a part of it."""
         old, new, offset = self._changed_texts(near, shared, repeat)
         draft = replace(draft, reason=RecomputeReason.TEXT, old=old, new=new, character=offset)
         if self.source is None:
@@ -267,7 +267,7 @@ class _Comparison:
         messages = self.source.messages
         index, character, is_inside = common_prefix_length(self.path.messages, near.messages), None, False
         if offset is not None:
-            index, character, is_inside = self._find_character(index, offset)
+            index, character, is_inside = self._find_message_at(index, offset)
         draft = replace(draft, character=character)
         if self.path.tools != near.tools and not is_inside:
             if sorted(self.path.tools) == sorted(near.tools):
@@ -315,10 +315,10 @@ class _Comparison:
             begin -= 1
         return _shorten(old[begin:old_end]), _shorten(new[begin:new_end]), offset
 
-    def _find_character(self, changed: int, offset: int) -> tuple[int, int | None, bool]:
-        """Find the message that has the rendered text's character `offset`. Return the message's index (-1: none), the
-        character's index in the message's text (None: it is not there), and whether it comes before that text's end.
-        It mostly is `changed`, the first different message, but a template may leave messages out or move them.
+    def _find_message_at(self, changed: int, offset: int) -> tuple[int, int | None, bool]:
+        """Return the index of the message that has the rendered text's character `offset` (-1: no message), the
+        character's index in the message's text (None: not in it), and whether that is before the text's end. Mostly it
+        is the first different message, `changed`, but a template may leave messages out or move them.
         """
         assert self.source is not None
         index, messages = changed, range(len(self.source.messages))
@@ -350,7 +350,7 @@ class _Comparison:
         return start, start + len(text)
 
     def _describe_tools(self, near: PromptPath) -> str:
-        """Say which tools are new or changed, and how many are gone."""
+        """Return a text that says which tools are new or changed, and how many are gone."""
         offered = zip(self.path.tools, self.request.params.offered, strict=True)
         names = [f"`{tool.name}`" for number, tool in offered if number not in near.tools]
         gone = sum(number not in self.path.tools for number in near.tools)
@@ -360,7 +360,7 @@ class _Comparison:
         )
 
     def _decode(self, tokens: IntArray) -> str:
-        """Return the text of tokens. Those of images have none."""
+        """Return the text of tokens. Tokens of images have no text."""
         return self.tokenizer.decode(tokens[tokens >= 0].tolist(), True)
 
 
@@ -379,7 +379,7 @@ _NO_REPEAT = _Repeat(0, 0, 0)
 
 
 def _find_repeat(new: IntArray, old: IntArray, skipped: int) -> _Repeat:
-    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`; its first `skipped` do not count."""
+    """Return which tokens of `new` are also in `old`, in runs of at least `_RUN`, without the first `skipped`."""
     if min(len(new), len(old)) < _RUN:
         return _NO_REPEAT
     new_hashes, old_hashes = _hash_runs(new), _hash_runs(old)

@@ -133,7 +133,7 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
         self._handle = await self._submit(listen)
         if self._closed:
             self._handle.cancel()
-        self._handle.check_waiting()
+        self._handle.check_may_wait()
 
     async def _next_event(self) -> TokenEvent:
         """Wait for the next event. Raises InvalidRequest in another event loop, and ForkedProcess in a forked child."""
@@ -166,7 +166,7 @@ async def wait_for_completion(submit: Callable[[Listener], Awaitable[RequestHand
 
     handle = await submit(listen)
     try:
-        handle.check_waiting()
+        handle.check_may_wait()
         last = await end
     except BaseException:
         handle.cancel()

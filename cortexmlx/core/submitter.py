@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from cortexmlx.core.adapter_registry import unknown_adapter_error
 from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, checked_params, is_list
-from cortexmlx.core.blocking_calls import read_with_timeout, run_on_thread
+from cortexmlx.core.blocking_calls import run_on_thread, tokenize_with_timeout
 from cortexmlx.core.deadlines import checked_timeout
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick_to_tokenize, tokenize
@@ -83,9 +83,9 @@ class Submitter:
         listener: Listener,
     ) -> RequestHandle:
         """`submit` for asyncio: rendering, compiling a grammar and waiting for a place do not block the event loop."""
-        read = partial(self.prepare, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
+        prepare = partial(self.prepare, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
         quick = is_quick_to_tokenize(prompt) and (params is None or not (params.structured or params.tools))
-        submission = read() if quick else await run_on_thread(read, interruptible=True)
+        submission = prepare() if quick else await run_on_thread(prepare, interruptible=True)
         while self._worker.would_wait:
             await asyncio.sleep(_WAIT_SECONDS)
         return self._submit_one(submission)
@@ -163,7 +163,7 @@ class Submitter:
         adapters: str | Iterable[str | None] | None,
         **options: Unpack[RequestOptions],
     ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-        """Return a function that prepares one of `prompts` after the other, for `AsCompleted`. `adapters` is one for
+        """Return a function that prepares the next of `prompts` at each call, for `AsCompleted`. `adapters` is one for
         all, or one each. Raises InvalidRequest at once if `prompts` and `adapters` have different lengths; without
         lengths, the function raises it when no adapter is left.
         """
@@ -189,7 +189,7 @@ class Submitter:
         return prepare_next
 
     def _loaded_adapter_name(self, name: str | None) -> str | None:
-        """Return the name of an adapter that is loaded, or None. Raises UnknownAdapter."""
+        """Return an adapter's name, or None for no adapter. Raises UnknownAdapter unless it is loaded."""
         name = checked_adapter(name)
         if name is None:
             return None
@@ -209,8 +209,8 @@ class Submitter:
         """Return the token ids of a prompt. Raises PromptTooLong, for a long text before it is tokenized."""
         self._worker.check_process()
         check_length = partial(self._worker.core.scheduler.check_prompt, params=params)
-        read = partial(tokenize, self._tokenizer, prompt, lambda least: check_length(least, at_least=True), params)
-        tokens = read() if is_quick_to_tokenize(prompt) else read_with_timeout(timeout, read)
+        encode = partial(tokenize, self._tokenizer, prompt, lambda least: check_length(least, at_least=True), params)
+        tokens = encode() if is_quick_to_tokenize(prompt) else tokenize_with_timeout(timeout, encode)
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
         check_length(len(tokens))

@@ -49,9 +49,8 @@ class TextStream:
 
     With `thoughts`, the model's thoughts are told apart: see `ThoughtSplitter`. Stop strings apply to the answer. They
     do not end thoughts, except those that contain one of the tags: see `StopConditions`. With a parser of `calls`,
-    calls are
-    told apart, too, and stop strings do not end them. `in_thoughts` takes calls with which an answer ends before its
-    thoughts do.
+    calls are told apart, too, and stop strings do not end them. `calls_in_thoughts` reads calls that end an answer
+    whose thoughts were never closed.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class TextStream:
         stops: StopConditions,
         thoughts: Thoughts | None = None,
         calls: CallParser | None = None,
-        in_thoughts: ThoughtCallReader | None = None,
+        calls_in_thoughts: ThoughtCallReader | None = None,
     ) -> None:
         self.stopped = False
         """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
@@ -72,7 +71,7 @@ class TextStream:
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
         self._thought_tokens = ThinkingTokenCounter()
         self._calls = calls
-        self._calls_in_thoughts = in_thoughts
+        self._calls_in_thoughts = calls_in_thoughts
         self._text = TextBuffer()
         self._thinking = TextBuffer()
         self._text_before_answer = TextBuffer()

@@ -84,7 +84,7 @@ class MlxTask:
             pass
 
     def carry_out(self, previous_error: BaseException | None) -> None:
-        """Run the function to its end. Its thread calls this, and again with each error that this has raised."""
+        """Run the function to its end. Its thread calls this, and calls it again with each error that it raised."""
         if not self._has_ended:
             first, self._has_started = not self._has_started, True
             self._run(None if first else previous_error)

@@ -53,8 +53,8 @@ _AHEAD = 64
 @dataclass(frozen=True)
 class Submission:
     """A request that is ready to be queued, and has no handle yet. Its answers end at `stops` and follow `grammar`.
-    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace` begins the
-    prompt's cache report; None if none is made.
+    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended. `trace` makes
+    the prompt's cache report (None: no report).
     """
 
     request: QueuedRequest
@@ -114,7 +114,7 @@ class Worker:
             raise
 
     def _return_permit(self) -> None:
-        """Let one more caller submit. Keep at most `_AHEAD` permits: an interrupted thread may return one it lacked."""
+        """Let one more caller submit. Keep at most `_AHEAD` permits: an interrupted thread may return one too many."""
         if self._permits.qsize() < _AHEAD:
             self._permits.put(None)
 
@@ -158,7 +158,7 @@ class Worker:
         any_error: bool = False,
     ) -> T:
         """Run `question(core)` on the engine's thread between two steps, and return its result. Raises what it raises,
-        and CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
+        and CortexError on the engine's own thread. With `any_error`, even a SystemExit only reaches the caller.
         """
         self.check_not_own_thread()
         answer: _Answer = queue.SimpleQueue()

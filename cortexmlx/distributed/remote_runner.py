@@ -249,14 +249,14 @@ class RemoteRunner:
         if isinstance(call, Prepare):
             self._digest.add_message(message)
         refusal = _worst_refusal(self._await_answers(number, range(len(previous_blocks))))
-        if refusal is None or not refusal.of_arena:
+        if refusal is None or not refusal.is_resize:
             return refusal
         undo = [
             None if state.blocks == blocks else Resize(blocks)
             for state, blocks in zip(self.ranks, previous_blocks, strict=True)
         ]
         if _worst_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
-            return Refusal(refusal.why, of_arena=False)
+            return Refusal(refusal.why, is_resize=False)
         return refusal
 
 
@@ -284,7 +284,7 @@ def _worst_refusal(answers: Sequence[Value]) -> Refusal | None:
     A refusal may say that the arena is unchanged only if it is so on all ranks.
     """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
-    return min(refusals, key=lambda refused: refused.of_arena, default=None)
+    return min(refusals, key=lambda refused: refused.is_resize, default=None)
 
 
 # RankChannels: sends calls to all ranks of a group, and takes their answers.

@@ -250,7 +250,7 @@ class ServedAdapters:
         self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module` is its id."""
+        """Return a layer's `out` plus what the step's adapters compute from its input `x`. `module`: the layer's id."""
         part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)
@@ -508,7 +508,7 @@ class SlotTable:
         return int(self.a.nbytes + self.b.nbytes)
 
     def append(self, slots: int, a: Matrix, b: Matrix) -> None:
-        """Put A `[in, r]` and B `[r, out]`, zero-padded to the rank, after the first `slots` slots. Drop later ones."""
+        """Make A `[in, r]` and B `[r, out]`, zero-padded to the rank, the last slot, after the first `slots` slots."""
         rank, r = self.a.shape[-1], a.shape[1]
         padded_a = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
         padded_b = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)

@@ -37,7 +37,7 @@ TIMING_VARIABLE = "CORTEXMLX_TIMED_CHOICE"
 
 
 def should_time(backend: AttentionBackend) -> bool:
-    """Return whether an opening engine times the candidates: by default only on an Apple GPU.
+    """Return whether an engine times the candidate kernels when it opens: by default only on an Apple GPU.
 
     Not on a CPU. There the rules of the reference path were measured (bench/LEDGER.md), and a choice by time would let
     tokens depend on what else the machine does.
@@ -101,14 +101,14 @@ def choose_kernels(
     return chooser.choices()
 
 
-def keep_own_products(runner: Runner) -> None:
-    """Let MLX compute the quantized products for which timing would choose between MLX and our kernel."""
+def use_mlx_products(runner: Runner) -> None:
+    """Let MLX compute the quantized products for which timing would choose either MLX or our kernel."""
     if isinstance(runner, ModelRunner) and (products := _choosable_products(runner)) is not None:
         products.keep_shared()
 
 
 def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
-    """Return what computes the model's quantized products, if timing is to choose its kernels; otherwise None."""
+    """Return the model's QuantizedProducts if timing is to choose their kernels; otherwise None."""
     products = runner.products
     return products if products is not None and isinstance(products.use, ProductChoices) else None
 

@@ -36,10 +36,10 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class Refusal:
-    """A runner's answer that the system gave no memory for the work."""
+    """What a runner returns instead of a result if the system gave it no memory for the work."""
 
     why: str
-    of_arena: bool
+    is_resize: bool
     """Whether a resize of the arena was refused. Then the arena has not changed. After any other refusal it may be half
     written.
     """
@@ -188,7 +188,7 @@ class AdapterSet(Protocol):
         """Raise AdapterRefused if the model cannot serve an adapter per request. `name` is for the error."""
 
     def bytes_of(self, adapter: LowRankAdapter) -> int:
-        """Return the bytes that an adapter takes beside others with the same targets and rank."""
+        """Return the bytes that an adapter takes if others have the same targets and rank."""
 
     def bytes_with(self, adapter: LowRankAdapter) -> int:
         """Return the bytes of all adapters once this one is added."""

@@ -87,7 +87,7 @@ or fewer.
 
 
 def count_bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
-    """Return how many elements each operation of a decode step binds, in order. `slabs`: elements by layer index."""
+    """Return how many elements each operation of a decode step binds, in order. `slabs` counts slabs', by layer."""
     modules: dict[str, int] = {}
     for name, array in tree_flatten(model.parameters()):
         module = name.rpartition(".")[0]

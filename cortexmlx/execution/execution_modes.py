@@ -138,7 +138,7 @@ class PagedMode:
         return backend.checks(self._model, paged_groups(self.groups), block_size)
 
     def head_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
-        """Return the checks of the kernels that an assistant needs. A draft head's layer needs those of the model."""
+        """Return the checks of the kernels that an assistant needs. A draft head needs no more than the model."""
         if backend.by_kernels is None or not isinstance(self._head, Assistant):
             return ()
         calls = []

@@ -25,7 +25,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GraphArray:
-    """An array of a traced graph. `name` is the one that the trace gives it."""
+    """An array of a traced graph. `name` is its name in the trace."""
 
     name: str
     shape: tuple[int, ...]
@@ -291,7 +291,7 @@ class _Replay:
         return _Buffer(nbytes)
 
     def _free_unused(self, memories: Iterable[_Buffer]) -> None:
-        """Free those of the buffers that nothing needs any more."""
+        """Free the buffers among `memories` that nothing needs any more."""
         for memory in memories:
             if memory.is_owned and not memory.arrays and not memory.calls:
                 self.live_bytes -= memory.nbytes

@@ -35,8 +35,8 @@ from cortexmlx.speculation.drafter import HeadRow
 
 @dataclass
 class RowKeys:
-    """Where attention finds the keys and values of rows while tokens are drafted: in the arena, by `groups`, and after
-    these in `columns_used` of the `columns` of `tail`. Those of drafted tokens go to a copy of the tail, `drafted`.
+    """Where attention finds the keys and values of rows while tokens are drafted: in the arena, as `groups`
+    say, and then in the first `columns_used` columns of `tail`. Those of drafted tokens go to its copy, `drafted`.
     """
 
     memory: PagedMemory
@@ -53,7 +53,7 @@ class RowKeys:
         return self._make_paged_kv(layer, dtype, self.tail.get(layer), self.columns_used)
 
     def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Add the keys and values `[rows, kv_heads, 1, dim]` of one drafted token per row. Return as `find` does."""
+        """Add the keys and values `[rows, kv_heads, 1, dim]` of one drafted token per row. Return what `find` does."""
         new: Slab = (keys,) if values is None else (keys, values)
         form = self.memory.arena.quantization(layer)
         if form is not None:
@@ -73,7 +73,7 @@ class RowKeys:
 
 
 class StateDrafts(ABC):
-    """Drafts tokens from the newest step's hidden states: of all its tokens, if `sees_all_tokens`, or the last ones."""
+    """Drafts tokens from the newest step's hidden states: of all tokens if `sees_all_tokens`, or those with logits."""
 
     sees_all_tokens = True
 

@@ -38,7 +38,7 @@ _TRACED_LENGTHS = (4096, 8192)
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Peak bytes of the largest steps beside weights, arena, tail and states."""
+    """Peak bytes of the largest steps, not counting weights, arena, tail and states."""
 
     prefill: int
     """A step with a piece of a prompt."""

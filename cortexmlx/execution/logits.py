@@ -25,14 +25,14 @@ _NUCLEUS_GUESS = 128  # a nucleus of at most this many tokens makes the sort beh
 _LOW_32_BITS = (1 << 32) - 1
 
 
-def bits_below_max(logits: mx.array) -> mx.array:
-    """Return log2(p / p of the row's likeliest token) of each token: `[R, V] float32`, 0 for the likeliest."""
+def log2_ratio_to_max(logits: mx.array) -> mx.array:
+    """Return log2(p / p_max) of each token, `[R, V] float32`. p_max is the highest probability of its row."""
     return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
 
 
 def log_sum_exp(logits: mx.array) -> mx.array:
     """Return log(sum(exp(logits))) of each row, `[R, 1] float32`."""
-    return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(bits_below_max(logits))))
+    return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(log2_ratio_to_max(logits))))
 
 
 def row_sum(values: mx.array) -> mx.array:

@@ -46,7 +46,7 @@ class OutputProjection:
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], embeddings: mx.array | None = None
     ) -> mx.array:
         """Run a pass over flat tokens `[T, 1]`, and return the logits `[len(rows), vocab]` of the tokens `rows`.
-        Without rows, the returned logits must not be evaluated. `embeddings` `[T, 1, h]` replace those of the tokens.
+        Without rows, the returned logits must not be evaluated. `embeddings` `[T, 1, h]` replace the tokens' own.
         """
         return self._run(tokens, caches, rows, None, embeddings)[0]
 
@@ -145,7 +145,7 @@ class _ModuleWrapper(nn.Module):  # type: ignore[misc]
 
 @dataclass
 class RowSelection:
-    """Which rows a wrapped module passes on and keeps in one pass. No module, so that its arrays are no parameters."""
+    """Which rows a wrapped module passes on and keeps in one pass. It is no nn.Module: its arrays are no parameters."""
 
     calls_left: int
     """How many calls of the norm are left until the one at which rows are picked."""
@@ -158,7 +158,7 @@ class RowSelection:
     """What is passed on instead of the input."""
 
     def select_rows(self, x: mx.array) -> mx.array:
-        """Return the rows of `x` that are passed on, and keep the wanted ones."""
+        """Return the rows of `x` that are passed on, and keep the rows `kept_indices`."""
         if self.replacement is not None:
             return self.replacement
         if self.kept_indices is not None:
@@ -301,7 +301,7 @@ def _wrap_body(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
 def _wrap_if_rows_suffice(
     model: nn.Module, lazy_pass: LazyPass, pick: _RowPicker, set_module: Callable[[nn.Module], None]
 ) -> _RowPicker | None:
-    """Put `pick` in place and return it; if something after it needs rows that it drops, undo this and return None."""
+    """Put `pick` in place and return it. If the rest of the model needs rows that it drops, undo this; return None."""
     set_module(pick)
     pick.set_rows(mx.array(_ROWS))
     try:

@@ -227,7 +227,7 @@ def _numpy_view(array: mx.array) -> np.ndarray:
 
 
 def _to_mlx(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:
-    """Return an MLX array of these numbers; those of bfloat16 come as their bits."""
+    """Return the numbers as an MLX array. For bfloat16, `numbers` are integers with the same bit patterns."""
     array = mx.array(numbers)
     return array if array.dtype == dtype else array.view(dtype)
 
@@ -346,7 +346,7 @@ class CopyWatch:
             self.evaluate(WriteMoment.PASS, arena, 0)
 
     def _should_measure(self, moment: WriteMoment, arrays: Sequence[mx.array]) -> bool:
-        """Return whether to measure again if a write at this moment copies arrays of this size."""
+        """Return whether another write of these arrays at such a moment should be measured."""
         size = sum(array.nbytes for array in arrays)
         if size != self._size:
             self._size = size

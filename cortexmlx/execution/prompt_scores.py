@@ -24,7 +24,7 @@ class PromptResults:
     pooled: tuple[Vector, ...] = ()
 
 
-def kept_rows(plan: StepPlan) -> IntArray | None:
+def find_kept_rows(plan: StepPlan) -> IntArray | None:
     """Return the flat indices of the tokens whose hidden states a step has to keep; None if there are none."""
     if not plan.has_prompt_results:
         return None
@@ -33,12 +33,12 @@ def kept_rows(plan: StepPlan) -> IntArray | None:
 
 
 class KeptStates:
-    """The hidden states of prompts' tokens that a step keeps for scoring and pooling, in the order of `kept_rows`."""
+    """The hidden states of prompt tokens that a step keeps for scoring and pooling, ordered as by `find_kept_rows`."""
 
-    def __init__(self, kept_states: mx.array, plan: StepPlan, rows: OutputProjection, vocab_size: int) -> None:
+    def __init__(self, kept_states: mx.array, plan: StepPlan, projection: OutputProjection, vocab_size: int) -> None:
         self._kept_states = kept_states
         self._plan = plan
-        self._rows = rows
+        self._projection = projection
         self._at_once = rows_at_once(vocab_size)
 
     def compute_results(self) -> PromptResults:
@@ -47,7 +47,7 @@ class KeptStates:
         scores = None
         if scoring is not None:
             scored_count = len(scoring.rows)
-            project, scored_states = self._rows.project, self._kept_states[:scored_count]
+            project, scored_states = self._projection.project, self._kept_states[:scored_count]
             scores = score_tokens(lambda part: project(scored_states[part]), scoring.tokens, scoring.top, self._at_once)
         return PromptResults(scores, () if pooling is None else self._pool(self._kept_states[scored_count:], pooling))
 
@@ -59,12 +59,12 @@ class KeptStates:
         logit_segments = [index for index, tokens in enumerate(pooling.logits) if tokens]
         for first in range(0, len(logit_segments), self._at_once):
             batch = logit_segments[first : first + self._at_once]
-            projected_logits = self._rows.project(kept_states[mx.array([ends[place] - 1 for place in batch])])
+            projected_logits = self._projection.project(kept_states[mx.array([ends[place] - 1 for place in batch])])
             for row, place in enumerate(batch):
                 parts[place] = projected_logits[row][mx.array(pooling.logits[place])].astype(mx.float32)
             mx.eval([parts[place] for place in batch])
         if len(logit_segments) < len(ends):
-            states = self._rows.hidden_states(kept_states).astype(mx.float32)
+            states = self._projection.hidden_states(kept_states).astype(mx.float32)
             weights = mx.array(pooling.weights)[:, None]
             for place, (begin, end) in enumerate(zip(begins, ends, strict=True)):
                 if not pooling.logits[place]:

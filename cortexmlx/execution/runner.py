@@ -27,7 +27,7 @@ from cortexmlx.execution.command_buffers import command_buffer_limits, count_bou
 from cortexmlx.execution.head_pass import AssistantDrafts, HeadDrafts, RowKeys, StateDrafts
 from cortexmlx.execution.output_projection import OutputProjection
 from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
-from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
+from cortexmlx.execution.prompt_scores import KeptStates, find_kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, PendingStep, SampledTokens, Sampler, read_result
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
@@ -178,7 +178,7 @@ class ModelRunner:
         self._start_evaluation(self._begin_choice(mask), started, feed_wait)
 
     def _start_evaluation(self, results: list[mx.array], started: float, feed_wait: float) -> None:
-        """Start to compute `results`. Count the time since `started` as building, or as waiting beyond `feed_wait`."""
+        """Start to compute `results`. Add the time since `started` to `build_seconds`, but not what the feed waited."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -326,7 +326,7 @@ class ModelRunner:
             cache.begin(0)
 
     def forget(self) -> None:
-        """Drop the steps in flight, and everything beside the arena: a failed step may have left it wrong."""
+        """Drop the steps in flight, and everything outside the arena, which a failed step may have left wrong."""
         self._in_flight.clear()
         self.reset()
         self.states.forget()
@@ -353,7 +353,7 @@ class ModelRunner:
                 tokens = tokens[mx.array(plan.source)]
         products = nullcontext() if self.products is None else self.products.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
-        kept_indices = kept_rows(plan) if plan.kind is StepKind.MIXED else None
+        kept_indices = find_kept_rows(plan) if plan.kind is StepKind.MIXED else None
         kept, sees_all = kept_indices, self._head is not None and self._head.sees_all_tokens
         runs_head = self._head is not None and plan.runs_head and (sees_all or len(plan.logit_rows) > 0)
         if runs_head:

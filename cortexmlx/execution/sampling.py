@@ -25,8 +25,8 @@ from cortexmlx.errors import CortexError, LogitsProcessorError, with_causes
 from cortexmlx.execution.boundary import StepResult, TokenMask
 from cortexmlx.execution.logits import (
     NO_TOKEN,
-    bits_below_max,
     draw,
+    log2_ratio_to_max,
     log_sum_exp,
     mask_logits,
     nucleus_threshold,
@@ -260,13 +260,13 @@ class _TopKChooser:
         bits = (top_logits - top_logits[:, :1]) * LOG2_E
         keep = self._within_k
         if self._top_p is not None:
-            mass = self._top_p * row_sum(exp2(bits_below_max(logits)))
+            mass = self._top_p * row_sum(exp2(log2_ratio_to_max(logits)))
             inside = (mx.cumsum(exp2(bits), axis=-1, inclusive=False) < mass) | self._all_mass
             # What ties with the last token inside stays, as it does where the nucleus is found by a threshold.
             keep = keep & (bits >= mx.min(mx.where(inside, bits, 0.0), axis=-1, keepdims=True))
         if self._min_bits is not None:
             keep = keep & (bits >= self._min_bits)
-        weights = mx.where(keep, exp2(_scale(bits, self._inverse_temperature)), 0.0)
+        weights = mx.where(keep, exp2(_divide_by_temperature(bits, self._inverse_temperature)), 0.0)
         position = draw(weights, mx.array(token_uniforms(self._seeds, token_index)))
         return mx.where(position < 0, NO_TOKEN, mx.take_along_axis(top_ids, position[:, None], axis=1)[:, 0])
 
@@ -286,8 +286,8 @@ class _FullVocabularyChooser:
         self._inverse_temperature = _inverse_temperature(params)
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
-        bits = bits_below_max(logits.astype(mx.float32))
-        weights = exp2(_scale(bits, self._inverse_temperature))
+        bits = log2_ratio_to_max(logits.astype(mx.float32))
+        weights = exp2(_divide_by_temperature(bits, self._inverse_temperature))
         if len(self._nucleus):
             base_weights = weights if self._inverse_temperature is None else exp2(bits)
             weights = mx.where(base_weights >= self._nucleus_thresholds(base_weights), weights, 0.0)
@@ -398,7 +398,7 @@ def _inverse_temperature(params: Sequence[SamplingParams]) -> mx.array | None:
     return _to_column([1.0 / max(p.temperature, _MIN_POSITIVE) for p in params])
 
 
-def _scale(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
+def _divide_by_temperature(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
     """Return `bits` divided by the temperature of each row."""
     return bits if inverse_temperature is None else bits * inverse_temperature
 
@@ -558,7 +558,7 @@ class LogitsProcessors:
         self, logits: mx.array, live_flags: Sequence[bool] | None = None
     ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
         """Call the processors of each live row. Return the changed logits `[R, V] float32`, and the errors, by row. A
-        row with an error keeps its logits. The processors of a row without its flag in `live_flags`, or that has failed
+        row with an error keeps its logits. Processors of a row that is not live, by `live_flags`, or that has failed
         before, are not called.
         """
         # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.

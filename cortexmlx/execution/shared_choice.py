@@ -21,8 +21,8 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 class SharedSampler:
     """Samples the tokens of a batch on rank 0 of `group`, as `BatchSampler` does, and sends them to the other ranks.
-    Every rank must call its own in every step with logits. The collective that sends the tokens depends on each rank's
-    logits, so that no rank skips the collectives of the forward pass, which rank 0 needs.
+    Every rank must call its own SharedSampler in every step with logits. The collective that sends the tokens depends
+    on each rank's logits, so that no rank skips the collectives of the forward pass, which rank 0 needs.
     """
 
     def __init__(

@@ -79,10 +79,8 @@ class StatePlace:
     tokens: int
     span: VerifiedSpan | None = None
 
-    def count_in_span(self, tokens: int) -> int:
-        """Return how many of the row's first `tokens` tokens lie in the span. A negative number says how many tokens
-        after them the span begins.
-        """
+    def offset_in_span(self, tokens: int) -> int:
+        """Return where in the span the row's first `tokens` tokens end: 0 at its begin, below 0 if before it."""
         assert self.span is not None
         return self.span.length - (self.tokens - tokens)
 
@@ -273,7 +271,7 @@ class StateStore:
             row: Row = (segment.job, segment.generation)
             place = self._current_places.get(row)
             if segment.live and place is not None and place.span is not None:
-                count = place.count_in_span(segment.first)
+                count = place.offset_in_span(segment.first)
                 spans.setdefault(place.span, {}).setdefault(count, []).append((row, place))
         for span, rows_by_count in spans.items():
             for count, members in rows_by_count.items() if rows_by_count.keys() != {span.length} else ():
@@ -308,8 +306,8 @@ class StateStore:
         place = self._current_places.get(save.row)
         if place is not None and place.tokens == save.tokens:
             return place
-        if place is not None and place.span is not None and 0 <= place.count_in_span(save.tokens) < place.span.length:
-            batch = place.span.compute_state([place.row], place.count_in_span(save.tokens))
+        if place is not None and place.span is not None and 0 <= place.offset_in_span(save.tokens) < place.span.length:
+            batch = place.span.compute_state([place.row], place.offset_in_span(save.tokens))
             return StatePlace(batch, 0, save.tokens)
         raise KVBlockError(
             f"the state of row {save.row} after {save.tokens} tokens is not there: this is a fault of the scheduler, "

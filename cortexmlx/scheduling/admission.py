@@ -128,7 +128,7 @@ class Admission:
         self._release_load(job)
         self._wake([job])
 
-    def release_stored(self, job: Job) -> None:
+    def release_stored_claims(self, job: Job) -> None:
         """Release the claims to the blocks that a job has stored, and wake the jobs that wait for them."""
         self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running_set.cache.block_size))
 
@@ -251,7 +251,7 @@ class Admission:
 
     def _search_queues(self) -> AdmissionCandidate | None:
         """Return the first job that can begin, by the clients' turns, or None. Park those that wait for something."""
-        running_set, client_tokens = self._running_set, self._running_tokens()
+        running_set, client_tokens = self._running_set, self._reachable_tokens_by_client()
         looks_by_client: Counter[Client] = Counter()
         token_limit, num_too_large, num_passed = math.inf, 0, 0
         obtainable_blocks: list[int] = []
@@ -290,7 +290,7 @@ class Admission:
                 obtainable_blocks = obtainable_blocks or running_set.obtainable_blocks
                 self._queues.pass_over(job.client)
             else:
-                load = self._load_for(job, match)
+                load = self._find_load(job, match)
                 is_read = load is None or load.pieces is not None
                 wait_target = self._image_to_await(job, match, load) if is_read else load
                 if wait_target is None:
@@ -331,8 +331,8 @@ class Admission:
         job.has_awaited_images = True
         return self.request_features([span.image for span in images.spans if span.end > cached])
 
-    def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
-        """Return the disk load, read or not yet, that continues a match; None if there is none, or for a fork."""
+    def _find_load(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
+        """Return the disk load that continues a match, finished or not; None if there is none, or for a fork."""
         if self._running_set.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._cost_model.seconds_per_token)
@@ -356,8 +356,8 @@ class Admission:
                 self._queues.add(job)
         self._nobody_at = _NEVER
 
-    def _running_tokens(self) -> dict[str, int]:
-        """Return how many tokens each client's running jobs may have in all, prompts and answers."""
+    def _reachable_tokens_by_client(self) -> dict[str, int]:
+        """Return by client how many tokens its running jobs may reach together, prompts and answers."""
         tokens: dict[str, int] = {}
         for job in self._running_set.jobs if self.client_tokens is not None else ():
             if job.client is not None:

@@ -63,7 +63,7 @@ def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, end_by_lane:
         for i, end in end_by_lane.items():
             lane = lanes[i]
             slots[i, : end - lane.base] = cache.tables.slots(lane.job.id, group, lane.base, end - lane.base)
-            zeros.append(_unwritten_slots(cache, lane.job, group, lane.base, end))
+            zeros.append(_slots_to_zero(cache, lane.job, group, lane.base, end))
         writes.append(ArenaWrite(slots.reshape(-1), np.concatenate(zeros)))
     return Flush(columns, tuple(writes))
 
@@ -113,21 +113,21 @@ def _make_arena_write(cache: KVCache, group: int, scheduled_tokens: ScheduledTok
     """Return the arena slots that the step's own tokens go to, for one layer group."""
     slots = [cache.tables.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled_tokens]
     zeros = [
-        _unwritten_slots(cache, job, group, job.num_computed_tokens, job.num_computed_tokens + count)
+        _slots_to_zero(cache, job, group, job.num_computed_tokens, job.num_computed_tokens + count)
         for job, count in scheduled_tokens
     ]
     return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))
 
 
-def _unwritten_slots(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """Return the slots to zero after tokens `begin .. end`: the rest of the last block if they begin that block."""
+def _slots_to_zero(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
+    """Return the slots to be zeroed after tokens `begin .. end`: the rest of their last block, if they begin it."""
     num_unwritten = -end % cache.block_size
     starts_block = begin <= end - end % cache.block_size
     return cache.tables.slots(job.id, group, end, num_unwritten) if num_unwritten and starts_block else EMPTY_INDICES
 
 
 class StepBuilder:
-    """Builds the `StepPlan`s of a scheduler, and numbers them; `count` were built.
+    """Builds and numbers the `StepPlan`s of a scheduler. `count` says how many were built.
 
     It remembers where each row's token will be in the result of the newest MIXED step, because the step after it is
     built before that result is read.
@@ -317,7 +317,7 @@ class StepBuilder:
 
 
 def _following_tokens(scheduled_tokens: ScheduledTokens) -> IntArray:
-    """Return for each job the known token after its scheduled ones; 0 if it is not known yet."""
+    """Return the token after each job's scheduled tokens; 0 where it is not known yet."""
     ends = [(job.tokens, job.num_computed_tokens + count) for job, count in scheduled_tokens]
     return np.array([tokens[end] if end < len(tokens) else 0 for tokens, end in ends], np.int32)
 

@@ -25,11 +25,12 @@ then ended jobs are stored, and new ones find their blocks.
 
 class DecodeWindow:
     """A fixed set of decoding rows, the `lanes`, and the steps until their next flush. The next step writes `column`
-    of the tail's `columns`; `column` is 0 if no window is open. Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS`.
+    of the tail's `columns`; `column` is 0 if no window is open. A window of up to
+    `long_tail_rows` lanes may have `LONG_TAIL_COLUMNS` columns.
 
     A job whose newest tokens are in the tail, and are to be cached when it ends (`RunningSet.should_cache_newest`), is
-    *awaiting the flush* then. It has lost its row, but keeps
-    its blocks until these tokens are in the arena, so that other jobs can begin with them.
+    *awaiting the flush* then. It has lost its row, but keeps its blocks until these tokens are in the arena, so that
+    other jobs can begin with them.
     """
 
     def __init__(self, cache: KVCache, running_set: RunningSet, long_tail_rows: int = 0) -> None:
@@ -169,7 +170,7 @@ class DrainReason(Enum):
 
     @property
     def ends_window(self) -> bool:
-        """Whether the step writes the arena, so that the decode window ends before it."""
+        """Whether a step with this reason writes the arena, so that the decode window ends before it."""
         return self not in (DrainReason.CONTRADICTED, DrainReason.HISTORY, DrainReason.UNPIPELINED)
 
 

@@ -20,7 +20,7 @@ window.
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, no drafts of it are in flight, and its
     sequence can be cut back, which mlx-lm's own caches do not allow. Jobs with logits processors get no drafts,
-    since these functions are promised a text that grows by one token. Jobs that are `spoiled` get none either: see
+    since these functions expect a text that grows by one token at a time. Jobs that are `spoiled` get none either: see
     `accept_drafts`.
     """
     return job.can_decode and not (
@@ -61,7 +61,7 @@ def fit_drafts(job: Job, cache: KVCache) -> None:
 
 def accept_drafts(job: Job, tokens: Sequence[int], first: int, running_set: RunningSet) -> RowTokens:
     """Append the tokens that a verifying step chose for a job: one, and one more for each accepted draft. `first` is
-    the first one's row in the result. Cut off what was computed for rejected drafts.
+    the row of the first of them in the step's result. Cut off what was computed for rejected drafts.
 
     If no token can be chosen at one of the places, a wrong draft may have left NaN in the job's last block. Then the
     job is `spoiled`, and that block is not shared.

@@ -211,7 +211,7 @@ class OrderedHeap(Generic[T]):
         return self._heap[0][2]
 
     def add(self, order: Order, item: T) -> None:
-        """Add an item at its place. An item that is here already moves there."""
+        """Add an item at the place of its `order`, or move it there if it is in the heap already."""
         self._orders[item] = order
         self._add_count += 1
         heappush(self._heap, (order, self._add_count, item))

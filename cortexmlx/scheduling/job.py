@@ -222,7 +222,7 @@ class Job:
         return self.drop_tokens()
 
     def drop_tokens(self) -> int:
-        """Drop the tokens that `keep` does not keep of a text of this length. Return how many were dropped."""
+        """Drop the tokens that the policy `keep` drops from a text of this length. Return how many were dropped."""
         removed_tokens = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
         self.dropped_tokens += removed_tokens
         self.drops += bool(removed_tokens)
@@ -299,8 +299,8 @@ class Job:
         self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
-        """Note that memory was refused to a step in which this job's share was the largest. `refusals` counts those
-        without progress since the one before: it is 0 after the first.
+        """Note that memory was refused to a step in which this job's share was the largest. `refusals` counts the
+        refusals that followed another one without progress in between, so it is 0 after the first.
         """
         num_computed = self.num_computed_tokens + len(self.dropped_tokens)
         has_progressed = num_computed > self.refused_at

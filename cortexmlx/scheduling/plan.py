@@ -121,7 +121,7 @@ class Flush:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step as plain data: a forward pass over `[T]` flat tokens, single-token segments first; `[n]` need logits."""
+    """One step as plain data: a forward pass over T flat tokens, single-token segments first; n of them need logits."""
 
     number: int
     kind: StepKind

@@ -19,8 +19,8 @@ _FIRST_SPARE_DISTANCE = 256
 
 
 class RunningSet:
-    """The running jobs, `jobs`, in the order in which they began, and their blocks. At most as many have a row as
-    `backoff` allows.
+    """The running jobs, `jobs`, in the order in which they began, and their blocks. `backoff` says how many may
+    have a row.
 
     A job gets room for `headroom` more tokens than it has, so that its answer stays in one run. With `share_prefixes`,
     other jobs can find what a job stores. `changes` grows whenever a row or blocks are given up or stored, so that a
@@ -53,7 +53,7 @@ class RunningSet:
 
     @property
     def jobs_by_start(self) -> list[Job]:
-        """The running jobs in the order in which they got rows. A client's rows go to its jobs by priority and age."""
+        """The running jobs in the order in which they got rows, but those of one client by priority and age."""
         jobs_by_order = sorted(self.jobs, key=lambda j: j.order)
         starts: dict[str | None, list[int]] = {}
         for job in self.jobs:
@@ -257,14 +257,14 @@ class RunningSet:
         return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Mark the snapshot at the next turn's anchor as used, so that later snapshots are dropped before it."""
+        """Mark the snapshot at the next turn's anchor as used, so that it is dropped after later snapshots."""
         anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)
 
     def plan_snapshots(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan the snapshots of recurrent states in a step that computes so many tokens of each job. There is none
-        after a drafted token.
+        """Plan the snapshots of recurrent states in a step that computes `scheduled_tokens`, as (job, count). None is
+        taken after a drafted token.
         """
         snapshots = []
         for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():

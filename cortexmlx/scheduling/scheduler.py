@@ -133,11 +133,11 @@ class Scheduler:
     # -- requests come and go -----------------------------------------------------------------------------------------
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of `prompt_tokens`, or more if `at_least`, never fits."""
+        """Raise PromptTooLong if a prompt of `prompt_tokens` tokens (or more, if `at_least`) can never fit."""
         self.limits.check_prompt(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
-        """Queue a job, and return it. `fork_of`: for another answer to that job's prompt. Raises PromptTooLong."""
+        """Queue a job, and return it. If `fork_of`, it is another answer to that job's prompt. Raises PromptTooLong."""
         self.limits.check_request(request, self.cache.tables.configured_tokens)
         if not self._jobs:  # a refusal costs nobody anything
             self._allow_growth()
@@ -200,7 +200,7 @@ class Scheduler:
     def restart_rows(self, rows: int | None = None) -> None:
         """Requeue all running jobs with nothing but their tokens, after a step that failed. All cached blocks are
         dropped, since they cannot be trusted. If the step was refused memory, at most `rows` rows run from now on; but
-        if it had a larger piece of a prompt than usual, only the pieces have the usual size for a while.
+        if it had a larger piece of a prompt than usual, pieces are only limited to the usual size for a while.
         """
         if rows is not None:
             if self.has_large_piece:  # the usual pieces may be possible
@@ -482,7 +482,7 @@ class Scheduler:
             if is_mixed:
                 self._running_set.note_stored(job, job.num_computed_tokens)
             if job.num_computed_tokens < len(job.tokens):
-                self._admission.release_stored(job)
+                self._admission.release_stored_claims(job)
             else:
                 if job.state is RequestState.PREFILLING:
                     self._admission.release_claims(job)

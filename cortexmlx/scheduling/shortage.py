@@ -42,7 +42,7 @@ class LengthLimits:
 
         A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """
-        too_long = partial(_too_long, tokens, at_least)
+        too_long = partial(_too_long_error, tokens, at_least)
         tokens -= params.only_scores
         if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.max_row_tokens:
             raise too_long(
@@ -95,8 +95,8 @@ class LengthLimits:
         )
 
 
-def _too_long(tokens: int, at_least: bool, limit: int, reason: str) -> PromptTooLong:
-    """Return the error for a prompt of `tokens` tokens, or `at_least` so many, of which `limit` fit."""
+def _too_long_error(tokens: int, at_least: bool, limit: int, reason: str) -> PromptTooLong:
+    """Return the error for a prompt of `tokens` tokens (or more, if `at_least`), of which only `limit` fit."""
     count = f"at least {tokens}" if at_least else tokens
     return PromptTooLong(f"the prompt has {count} tokens and {reason}", tokens=tokens, limit=limit)
 
@@ -110,8 +110,8 @@ def limit_answer(job: Job, capacity: int) -> None:
 
 
 def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
-    """Return the jobs that can get no further token in a cache of `capacity` tokens, and limit their answers to that.
-    Their answer has reached its end, or their prompt alone is too long. Other jobs keep their limits, because the
+    """Return the jobs that can get no further token in a cache of `capacity` tokens, and limit their answers to it.
+    Their answer has reached that limit, or their prompt alone is too long. Other jobs keep their limits, because the
     cache may grow before they fill it.
     """
     stuck_jobs = []
@@ -126,8 +126,8 @@ def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
 
 
 def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
-    """Return the job that takes most of a step's memory: that of the largest prefill piece, or else the one with the
-    most tokens.
+    """Return the job that takes most of a step's memory: the one of which it computes most tokens, or, among equals,
+    the one with the longest text.
 
     Without a step, or if no job is in it, all running jobs count. None if none runs.
     """

@@ -15,7 +15,7 @@ from typing import Unpack
 from weakref import ref
 
 from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, checked_params, with_keywords
-from cortexmlx.core.blocking_calls import read_with_timeout
+from cortexmlx.core.blocking_calls import tokenize_with_timeout
 from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
@@ -110,7 +110,7 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all messages as the next turn sends them; 0 if there are none."""
+        """How many tokens all messages have as the next turn sends them; 0 if there are none."""
         messages = self._with_system(self._messages)
         return len(self._begin_turn(self._messages).prompt) if messages else 0
 
@@ -289,7 +289,7 @@ class Conversation:
         return conversation
 
     def so_far(self) -> Conversation:
-        """Return a fork with the part of the unfinished answer that was read so far: for a program that must end."""
+        """Return a fork with what was read so far of an unfinished answer, to be saved before the program ends."""
         conversation, reply = self.fork(), None if self._open is None else self._open()
         if reply is not None and not reply.ended and (turn := reply._turn) is not None:
             conversation._messages, conversation._transcript = (
@@ -365,7 +365,7 @@ class Conversation:
 
     @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
-        """Context that undoes every change of the messages if an error leaves it."""
+        """Context that undoes every change of the messages if an error is raised in it."""
         previous_state = self._messages, self._transcript, self._finished_turn, self.unsent
         try:
             yield
@@ -422,7 +422,7 @@ class Conversation:
     ) -> Callable[[Listener | None], StartedTurn]:
         """Render and tokenize a turn. Return a function that submits its request and returns the started turn."""
         start_time = time.monotonic()
-        turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
+        turn = tokenize_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
         turn = replace(turn, messages=tuple(map(with_image_bytes, turn.messages)))
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - start_time), 0.001)
@@ -467,7 +467,7 @@ _OF_TOKENS = ("logit_bias", "stop_token_ids")
 @dataclass(frozen=True)
 class ConversationSettings:
     """The sampling parameters and template variables of a conversation that apply to a model. `notes` list the settings
-    left out, with which every turn would be refused, or mean something else.
+    that were left out, because with them every turn would be refused, or would mean something else.
     """
 
     params: SamplingParams
@@ -495,7 +495,8 @@ def settings_for_model(
     previous_identity: str, info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str
 ) -> ConversationSettings:
     """Return the settings of a conversation with the model of `previous_identity` that still apply with `info`'s:
-    without token ids of another model, and without variables that the chat template does not read. They follow `notes`.
+    without token ids of another model, and without variables that its chat template does not read. Notes on what was
+    left out follow the given `notes`.
     """
     dropped_names = [name for name in _OF_TOKENS if getattr(params, name)]
     if dropped_names and previous_identity != info.identity:

@@ -150,7 +150,7 @@ def import_file(worker: Worker, path: Path, name: str | None, client: str | None
 
 @contextmanager
 def _prefer_engine_closed(worker: Worker) -> Iterator[None]:
-    """Context that raises EngineClosed instead of the store's error if the engine is closed, and so the store."""
+    """Context in which the store's error becomes EngineClosed if the engine, and so the store, is closed."""
     try:
         yield
     except (PrefixRefused, OSError):
@@ -168,7 +168,7 @@ def _describe_prefix(
     return core.disk.describe_prefix(name, tokens, client, digest), core.disk.store.segments
 
 
-def _store_again(core: EngineCore, keys: Sequence[Key], missing: Collection[Key]) -> None:
+def _store_missing_again(core: EngineCore, keys: Sequence[Key], missing: Collection[Key]) -> None:
     if core.disk is not None:
         core.disk.store_again(keys, missing)
 
@@ -188,7 +188,7 @@ def _export_prefix(worker: Worker, prefix: StoredPrefix, segments: SegmentStore,
         if not missing:
             break
         keys = prefix.entry_keys(prefix.client)
-        worker.ask(partial(_store_again, keys=keys, missing=missing))
+        worker.ask(partial(_store_missing_again, keys=keys, missing=missing))
     with _prefer_engine_closed(worker):
         return export_prefix(segments, prefix, path)
 

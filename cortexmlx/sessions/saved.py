@@ -48,7 +48,7 @@ class SavedModel:
 
     @property
     def reopen_name(self) -> str:
-        """The name to open the model by from any folder: its path if it is a file or a folder, otherwise its name."""
+        """The name that opens the model from any folder: its path if it is a file or a folder, otherwise its name."""
         return self.path if Path(self.path).name == Path(self.name).name else self.name
 
     def model_change_note(self, info: ModelInfo, path: Path) -> str:

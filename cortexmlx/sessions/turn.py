@@ -103,33 +103,33 @@ def text_renderer(render: Callable[[Sequence[Message]], str | list[int]]) -> Ren
 
 
 def find_anchor(
-    read: Transcript,
+    prompt: Transcript,
     messages: Sequence[Message],
     thoughts: Thoughts | None,
     render: Render,
     encode: Encode,
 ) -> int:
-    """Return how many tokens of the prompt `read` the next turn's prompt will keep; 0 if it keeps all, or if that
+    """Return how many tokens of `prompt` the next turn's prompt will keep; 0 if it keeps all, or if that
     cannot be told. Many templates leave out a turn's thoughts in later prompts: some since the user's last message,
     some since the turn's first one. Others move the tools to the new message. So the next turn is rendered.
     """
     if all(message.get("role") != "user" for message in messages):
         return 0
     next_turn_text = render([*drop_last_answer(tuple(messages)), *_NEXT_TURN])
-    common_chars = len(read.text) if next_turn_text is None else common_length(read.text, next_turn_text)
-    if common_chars == len(read.text):
+    common_chars = len(prompt.text) if next_turn_text is None else common_length(prompt.text, next_turn_text)
+    if common_chars == len(prompt.text):
         return 0
     if thoughts is not None:
-        for text_index, token_index in read.boundaries[:0:-1]:
-            open_tags = trailing_thinking_tags(read.text[:text_index], thoughts)
+        for text_index, token_index in prompt.boundaries[:0:-1]:
+            open_tags = trailing_thinking_tags(prompt.text[:text_index], thoughts)
             if text_index - len(open_tags) <= common_chars:
                 tag_tokens = tuple(encode(open_tags)) if open_tags else ()
                 has_whole_tags = (
-                    not tag_tokens or read.tokens[token_index - len(tag_tokens) : token_index] == tag_tokens
+                    not tag_tokens or prompt.tokens[token_index - len(tag_tokens) : token_index] == tag_tokens
                 )
-                return token_index - len(tag_tokens) if has_whole_tags and token_index < len(read.tokens) else 0
-    text_index, token_index = next(each for each in reversed(read.boundaries) if each[0] <= common_chars)
-    token_pairs = zip(encode(read.text[text_index:common_chars]), read.tokens[token_index:], strict=False)
+                return token_index - len(tag_tokens) if has_whole_tags and token_index < len(prompt.tokens) else 0
+    text_index, token_index = next(each for each in reversed(prompt.boundaries) if each[0] <= common_chars)
+    token_pairs = zip(encode(prompt.text[text_index:common_chars]), prompt.tokens[token_index:], strict=False)
     return token_index + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], token_pairs))
 
 
@@ -266,7 +266,7 @@ class Transcript:
     boundaries: tuple[Boundary, ...] = ((0, 0),)
 
     def with_prompt(self, text: str, encode: Encode) -> Transcript:
-        """Return the transcript of a new prompt. Where its text agrees with this one's, it reuses the tokens.
+        """Return the transcript of a new prompt. Where its text agrees with this transcript's, it reuses these tokens.
 
         Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last boundary
         before the change on. They are also new if a tokenizer joins characters across a boundary.

@@ -100,7 +100,7 @@ class TimeLedger:
         return seconds / self.costs.unit
 
     def estimate_prices(self, rows: int, drafts: int, pending: bool) -> StepPrices | None:
-        """Return the prices of verifying up to `drafts` tokens of `rows` rows (`pending`: after a drain), if known."""
+        """Return the prices to verify up to `drafts` tokens of `rows` rows; None: unknown. `pending` adds a drain."""
         decode_time = self.costs.decode_time(rows)
         if decode_time is None or self._is_decode_time_old:
             return None
@@ -122,7 +122,7 @@ class TimeLedger:
 
     @property
     def _is_decode_time_old(self) -> bool:
-        """Whether decoding is to be timed again: after much verifying, or after any if the machine's speed differs."""
+        """Whether decoding is to be timed again: after much verifying, or after any if the machine's speed changed."""
         speed_changed = not is_same_speed(self.costs.unit, self._unit_of_decode)
         return self._unseen_tokens > (0 if speed_changed else self._max_unseen_tokens)
 
@@ -138,8 +138,8 @@ class TimeLedger:
             return 0.0
         return worst_switch if worst_switch * rows > BUDGET_CAP else 0.0
 
-    def begin_verifying(self, pending: bool) -> None:
-        """Note that the next step verifies drafts. If steps are `pending`, that includes a switch."""
+    def begin_excursion(self, pending: bool) -> None:
+        """Begin an excursion, unless one is open, to verify drafts. It includes a switch if steps are `pending`."""
         if not self._in_excursion:
             self._in_excursion, self._includes_switch, self._lost_time = True, pending, 0.0
 
@@ -174,7 +174,7 @@ class TimeLedger:
                 if with_head := self.costs.decode_time(rows, plan.runs_head):
                     without = self.costs.decode_time(rows) or with_head
                     self.loss_budget.add_gain(min(1 - with_head / without, 0.0) * rows)
-            self._end_verifying(rows, drafting_seconds)
+            self._end_excursion(rows, drafting_seconds)
             return
         decode_time = self.costs.decode_time(rows)
         if decode_time is None:
@@ -219,15 +219,15 @@ class TimeLedger:
         self._unseen_tokens, self._unit_of_decode = 0, self.costs.unit
 
     def _learn_from_stretch(self, rows: int, head_ran: bool, steps: int, seconds: float) -> None:
-        """Record a decode step's time, estimated from `steps` in a row. Their `seconds` include part of a switch."""
+        """Record a decode step's time, estimated from `steps` of them in `seconds`, which include part of a switch."""
         if (decode_time := self.costs.decode_time(rows, head_ran)) is not None:
             expected = decode_time * self.costs.unit
             least = (seconds - self.switch_cost * expected) / steps
             self._record_decode(rows, min(max(expected, least), seconds / steps), head_ran)
 
-    def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
-        """Record what the switch to verifying steps and back cost, once decode steps run ahead again. Charge the newest
-        step's `drafting_seconds`."""
+    def _end_excursion(self, rows: int, drafting_seconds: float) -> None:
+        """End the excursion, if one is open, since decode steps run ahead again. Record the cost of its switch, and
+        charge the loss budget for the newest step's `drafting_seconds`."""
         if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
             self.loss_budget.add_gain(-drafting_seconds / self.costs.unit / decode_time * rows)
         if self._in_excursion and self._includes_switch and self._speed_is_confirmed:
@@ -294,7 +294,7 @@ class TimeEstimate:
 
     @property
     def value(self) -> float:
-        """The median of the measurements; the lower one of two."""
+        """The median of the measurements: of an even number, the lower one of the two in the middle."""
         if self._median is None:
             self._median = median_low(self._values)
         return self._median
@@ -348,8 +348,8 @@ class StepCosts:
         self._newest_verify, self._newest_seconds = estimates, max(seconds, 1e-9)
 
     def _record(self, estimates: list[TimeEstimate], seconds: float, first: TimeEstimate | None = None) -> float:
-        """Adapt the machine's speed to a step that took `seconds`. `first` is the estimate that predicted it; None: the
-        first of `estimates`. Add the step's time, in units of the speed, to `estimates`, and return it.
+        """Adapt the machine's speed to a step that took `seconds`. `first` is the estimate that predicted it (None: the
+        first of `estimates`). Add the step's time, in units of the speed, to `estimates`, and return it.
         """
         self.now += 1
         first = first or estimates[0]
@@ -471,7 +471,7 @@ class LossBudget:
         self.cap = BUDGET_CAP
 
     def cover(self, rows: int) -> None:
-        """Raise the cap, and the level by as much, if steps of so many rows need it. The cap never falls."""
+        """Raise the cap, and the level by as much, if steps of `rows` rows need it. The cap never falls."""
         more = max(BUDGET_CAP_STEPS * rows - self.cap, 0.0)
         self.cap += more
         self.level += more

@@ -268,7 +268,7 @@ class DraftScheduler:
         return row
 
     def _next_block_key(self, row: Job, num_blocks: int | None = None) -> Key | None:
-        """Return the key of the full block after the first `num_blocks` (default: computed ones); None at the end."""
+        """Return the key of the full block after the first `num_blocks` (None: the computed ones); None at the end."""
         index = row.num_computed_tokens // self.cache.block_size if num_blocks is None else num_blocks
         return row.keys[index] if index < len(row.keys) else None
 

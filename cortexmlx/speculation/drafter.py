@@ -21,7 +21,7 @@ class TokenDraft:
 
     tokens: Sequence[int]
     """They follow `job.tokens`, so the first of them may be in flight."""
-    likeness: int = 0
+    confidence_class: int = 0
     """Drafts of one drafter that have the same number are about equally often right."""
     certain: bool = False
     """Whether no other tokens can be chosen there."""
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
 
 class SlowDrafter(Drafter, Protocol):
-    """A drafter that takes the engine's time, such as a draft model. It is asked only if its guesses are worth that."""
+    """A drafter that takes the engine's time, such as a draft model. It is asked only if its guesses are worth it."""
 
     @property
     def needs_drained_pipeline(self) -> bool:
@@ -59,7 +59,7 @@ class SlowDrafter(Drafter, Protocol):
 
 
 class MeanTimes:
-    """Running means of measured times by numbers of rows. Numbers of the same bit length, as 4 to 7, share a mean."""
+    """Running means of measured times by number of rows. Numbers of equal bit length, such as 4 to 7, share a mean."""
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
@@ -70,7 +70,7 @@ class MeanTimes:
         self._means[rows.bit_length()] = seconds if mean is None else mean + _FORGETTING * (seconds - mean)
 
     def estimate(self, rows: int) -> float | None:
-        """Return the mean time of so many rows, or of the nearest number that was measured; None if none was."""
+        """Return the mean time of `rows` rows, or of the nearest number that was measured; None if none was."""
         size = rows.bit_length()
         return self._means[min(self._means, key=lambda known: abs(known - size))] if self._means else None
 

@@ -59,8 +59,8 @@ class _Guess:
 
     @property
     def source(self) -> DraftSource:
-        """The drafter's name and the draft's likeness: guesses of one source are about equally often right."""
-        return self.drafter.name, self.draft.likeness
+        """The drafter's name and the draft's confidence class: guesses of one source are about equally often right."""
+        return self.drafter.name, self.draft.confidence_class
 
     @property
     def remaining(self) -> Sequence[int]:
@@ -69,9 +69,9 @@ class _Guess:
 
 
 class Speculation:
-    """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
-    takes the first guess. It asks the `slow_drafters` last, and only if they are expected to win more time than
-    they take.
+    """Decides before each step how many drafted tokens of which rows the step verifies. It asks the `drafters` in
+    order, and takes the first guess. It asks the `slow_drafters` last, and only if they are expected to win more time
+    than they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """
@@ -149,7 +149,7 @@ class Speculation:
             elif job.drafts:
                 self._scheduler.set_drafts(job.id, ())
         if self._drafted_jobs:
-            self.ledger.begin_verifying(pending)
+            self.ledger.begin_excursion(pending)
 
     def _update_guesses(self, jobs: Sequence[Job]) -> None:
         """Compare the rows' guesses with their new tokens. Ask for new guesses where few guessed tokens are left."""
@@ -393,7 +393,7 @@ def choose_draft_lengths(
 
 
 DraftSource = tuple[str, int]
-"""A drafter's name and the likeness of a draft."""
+"""A drafter's name and the confidence class of a draft."""
 
 STREAKS = (1, 4, 12)
 """Tokens guessed right in succession are told apart in these classes: none, 1 .. 3, 4 .. 11, more."""

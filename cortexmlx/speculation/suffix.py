@@ -26,14 +26,14 @@ LONG_MATCH = 8
 
 OWN, EARLIER, RESUMED = 0, 8, 16
 """Where a place is: in the row's own text, in another one, or near the end of its last long match. Drafts of these
-kinds are right in different shares, so each has likenesses of its own.
+kinds are right in different shares, so each has confidence classes of its own.
 """
 
 _LIKENESS = (0, 0, 0, 1, 2, *[3] * 2, *[4] * 3, *[5] * 6, 6)
 """For each length of a match: 2, 3, 4, 5 to 6, 7 to 9, 10 to 15, 16 or more."""
 
 _SURE_LENGTH = len(_LIKENESS) - 1
-"""From so many tokens on, a match is of the highest likeness."""
+"""From so many tokens on, a match is of the highest confidence class."""
 
 
 class _MatchedRow:
@@ -294,7 +294,7 @@ class RowText:
 
     @property
     def size(self) -> int:
-        """The tokens that the text counts for: its own and a constant for its objects."""
+        """As how many tokens the text counts: its own and a constant for its objects."""
         return len(self.tokens) + _TEXT_OVERHEAD
 
 
@@ -316,7 +316,7 @@ class ClientTexts:
 
     def add(self, number: int, tokens: array[int]) -> tuple[RowText, dict[int, int]]:
         """Store the text of a row that begins with these `tokens`, without the prefix that other texts have. Return the
-        text, and by number the texts that have parts of this prefix, each with the token at which the row leaves it.
+        text, and where the row leaves each text that has a part of this prefix: a token index by the text's number.
         """
         path = self._walk_tree(0, 0, tokens, 0)
         parent, branch = next(reversed(path.items()), (0, 0))
@@ -369,8 +369,8 @@ class ClientTexts:
         self._branches.setdefault(text.key, text.number)
 
     def _walk_tree(self, number: int, position: int, tokens: array[int], start: int) -> dict[int, int]:
-        """Return the texts that a row follows after leaving the text `number` at its token `position`, each with the
-        token at which the row leaves it. `tokens` are the row's from its token `start` on.
+        """Return where a row leaves each text that it follows after leaving the text `number` at token `position`: a
+        token index by the text's number. `tokens` are the row's tokens from `start` on.
         """
         path = {}
         end = start + len(tokens)

@@ -41,8 +41,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class CacheReport:
-    """How much of one prompt was found, and why tokens of the same client's earlier prompts were computed again. Print
-    it for a sentence. It holds pieces of the prompt's text: never log it.
+    """How much of one prompt was found in the cache, and why tokens of the same client's earlier prompts were computed
+    again. Its `str` is a sentence. It holds pieces of the prompt's text: never log it.
     """
 
     prompt_tokens: int
@@ -82,7 +82,7 @@ class CacheReport:
             new = "fewer than 32 known ones were computed again"
             return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}; {new}"
         words = [] if self.reason is RecomputeReason.TEXT else [_WORDS[self.reason]]
-        place = self._place()
+        place = self._describe_place()
         if self.old or self.new:
             change = f"`{self.old}` became `{self.new}`"
             words.append(f"{place}: {change}" if place else change)
@@ -92,8 +92,8 @@ class CacheReport:
             words.append(self.detail)
         return f"{', '.join(words)}; {self.recomputed_tokens:,} tokens computed again"
 
-    def _place(self) -> str:
-        """Return where the difference is, in words; empty if that cannot be told."""
+    def _describe_place(self) -> str:
+        """Return where the prompts differ, in words; empty if that cannot be told."""
         at = [] if self.character is None else [f"character {self.character:,}"]
         if self.message is None:
             return "".join(at) and f"{at[0]} of the prompt"

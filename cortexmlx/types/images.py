@@ -62,7 +62,7 @@ class PreparedImage:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The numbers of its tokens: virtual ones, which are negative, and the ends of rows."""
+        """Its token ids: virtual ones, which are negative, and those that end rows."""
         virtual, columns = virtual_tokens(self.key, math.prod(self.merged_grid)), self.merged_grid[2]
         if self.row_ends is None:
             return virtual
@@ -101,7 +101,7 @@ class FeaturePiece:
 
 
 class BothWays(Enum):
-    """In which layers a token of an image also attends to the image's later tokens."""
+    """In which layers attention within an image is bidirectional: its tokens also attend to its later ones."""
 
     NOWHERE = "nowhere"
     WINDOWS = "windows"
@@ -141,7 +141,7 @@ class ImageLayout:
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
 
     def feature_pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
-        """Return the image pieces in `count` tokens from `first` on. These are a step's flat tokens from `begin` on."""
+        """Return the image pieces in `count` tokens from `first` on, which are a step's flat tokens from `begin` on."""
         pieces = []
         for span in self.spans:
             start, end = max(span.start, first), min(span.end, first + count)

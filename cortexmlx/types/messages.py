@@ -48,7 +48,7 @@ class PromptMemory(Protocol):
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages like it."""
+        """Return the tokens of the prompt `text`, remembered ones where the text agrees. `render` renders messages."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
         """Return how many tokens of the prompt the next turn's prompt will keep; 0 if unknown, or if it keeps all."""
@@ -106,7 +106,7 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
 
 
 def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:
-    """Return the text of a part of a message's content, for an image by `write_image`. Raises InvalidRequest."""
+    """Return the text of a part of a message's content; `write_image` makes an image's. Raises InvalidRequest."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine, InvalidRequest, RequestTimeout, SamplingParams
-from cortexmlx.core.blocking_calls import InterruptibleCall, read_with_timeout
+from cortexmlx.core.blocking_calls import InterruptibleCall, tokenize_with_timeout
 from support.engine.asked import SHORT
 from support.engine.core_driver import assert_nothing_lost
 from support.patience import PATIENCE, soon
@@ -141,7 +141,7 @@ def test_a_call_returns_and_raises_what_it_does(engine: Engine) -> None:
         InterruptibleCall(lambda: 1 / 0, "a test").result(PATIENCE)
     assert engine.generate(ASKED, SHORT, timeout=PATIENCE) is not None
     with pytest.raises(InvalidRequest, match="timeout is 'x'"):
-        read_with_timeout("x", lambda: 5)  # type: ignore[arg-type]
+        tokenize_with_timeout("x", lambda: 5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no role"):
         engine.generate([{"role": "", "content": "a"}], SamplingParams(), timeout=PATIENCE)
 

@@ -248,7 +248,7 @@ def test_memory_that_new_workers_are_refused_costs_no_request(
 ) -> None:
     """The workers are there, and the first step asks for the arena again."""
     driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
-    begin, refusals = ModelRunner.begin, [Refusal("[malloc] Unable to allocate", of_arena=False)]
+    begin, refusals = ModelRunner.begin, [Refusal("[malloc] Unable to allocate", is_resize=False)]
     monkeypatch.setattr(ModelRunner, "begin", lambda me, blocks: refusals.pop() if refusals else begin(me, blocks))
     handles = ask(driver, groups, "dispatch", 3)
     assert [list(driver.result(handle).token_ids) for handle in handles] == [theirs("llama", p, 30) for p in PROMPTS]

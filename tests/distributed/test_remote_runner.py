@@ -243,7 +243,7 @@ def test_what_some_ranks_were_granted_is_undone(tiny: Tiny, small_arenas: None, 
         driver, runner = Driver(tiny("llama")), made[0].runner
         before = runner.blocks
         larger = tuple(2 * count for count in before)
-        assert runner.resize(larger) == Refusal("no", of_arena=second is None)
+        assert runner.resize(larger) == Refusal("no", is_resize=second is None)
         assert runner.blocks == before
         assert [state.blocks for state in runner.ranks] == [before if second is None else larger, before]
         assert runner.resize(larger) is None and {state.blocks for state in runner.ranks} == {larger}
@@ -283,7 +283,7 @@ def test_an_arena_stays_only_if_it_is_whole_on_all_ranks(tiny: Tiny, small_arena
     with engines_on_ranks(2, tiny("llama"), changed(changes)) as made:
         driver, runner = Driver(tiny("llama")), made[0].runner
         larger = tuple(2 * count for count in runner.blocks)
-        assert runner.resize(larger) == Refusal(SAID, of_arena=False)
+        assert runner.resize(larger) == Refusal(SAID, is_resize=False)
         driver.core.release()
 
 

@@ -69,8 +69,8 @@ def test_that_program_uses_every_name_and_every_method() -> None:
         "advance",
         "abandon",
         "owner",
-        "check_waiting",
-        "announce",
+        "check_may_wait",
+        "set_event_callback",
         "take",
         "wait",
     }  # with a handle

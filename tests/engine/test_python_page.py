@@ -109,7 +109,7 @@ def test_every_method_of_the_engine_is_in_its_table_with_its_parameters() -> Non
 @pytest.mark.parametrize(("kind", "title"), [(Conversation, "`Conversation`"), (RequestHandle, "`RequestHandle`")])
 def test_every_method_of_the_others_is_named(kind: type, title: str) -> None:
     # what the engine does with a handle
-    engines = {"push", "fail", "advance", "abandon", "check_waiting", "announce", "take", "wait"}
+    engines = {"push", "fail", "advance", "abandon", "check_may_wait", "set_event_callback", "take", "wait"}
     methods = {name for name in dir(kind) if name[0] != "_"} - engines
     assert methods - set(_NAME.findall(section(title))) == set()
 

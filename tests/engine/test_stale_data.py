@@ -128,7 +128,7 @@ def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.Monkey
     import cortexmlx.scheduling.builder as placement
 
     Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
-    monkeypatch.setattr(placement, "_unwritten_slots", lambda *_: placement.EMPTY_INDICES)
+    monkeypatch.setattr(placement, "_slots_to_zero", lambda *_: placement.EMPTY_INDICES)
     driver = Driver(tiny("llama"))
     Poison(driver)
     with pytest.raises(NoTokenToChoose):  # its logits are NaN

@@ -17,15 +17,15 @@ from support.engine.refusals import SAID
 
 
 @pytest.mark.parametrize(
-    ("error", "of_arena"),
+    ("error", "is_resize"),
     [(RuntimeError(SAID), False), (MemoryError("no"), False), (MemoryRefused("the arena stays"), True)],
 )
-def test_a_refusal_of_memory_is_an_answer(error: Exception, of_arena: bool) -> None:
+def test_a_refusal_of_memory_is_an_answer(error: Exception, is_resize: bool) -> None:
     @return_refusals
     def work() -> int:
         raise error
 
-    assert work() == Refusal(str(error), of_arena)
+    assert work() == Refusal(str(error), is_resize)
     with pytest.raises(MemoryRefused, match=str(error).replace("[", r"\[")):
         raise_if_refused(work())
 

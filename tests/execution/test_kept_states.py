@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.prompt_scores import KeptStates, PromptResults, kept_rows, rows_at_once
+from cortexmlx.execution.prompt_scores import KeptStates, PromptResults, find_kept_rows, rows_at_once
 from cortexmlx.scheduling.plan import Pooling, Scoring
 
 WIDTH, VOCAB = 6, 9
@@ -94,7 +94,7 @@ def test_scores_and_sums_in_one_step() -> None:
     kept = states(5)
     scoring = Scoring(np.array([0, 1], np.int32), np.array([4, 2], np.int32), 1)
     asked = Plan(scoring, pooling([3], [1, 1, 1], [()], begin=2))
-    rows = kept_rows(asked)  # type: ignore[arg-type]
+    rows = find_kept_rows(asked)  # type: ignore[arg-type]
     assert rows is not None and rows.tolist() == [0, 1, 2, 3, 4]
     found = results(kept, asked)
     logits = (2 * kept @ HEAD).astype(np.float64)
@@ -105,7 +105,7 @@ def test_scores_and_sums_in_one_step() -> None:
 
 
 def test_a_step_that_asks_nothing_keeps_nothing() -> None:
-    assert kept_rows(Plan()) is None  # type: ignore[arg-type]
+    assert find_kept_rows(Plan()) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])

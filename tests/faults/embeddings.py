@@ -176,7 +176,7 @@ FAULTS = (
     Fault(
         "states are those before the norm",
         KEPT,
-        "self._rows.hidden_states(kept_states).astype",
+        "self._projection.hidden_states(kept_states).astype",
         "kept_states[:, 0].astype",
     ),
     Fault(
@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         "scores take the states of texts",
         KEPT,
-        "self._rows.project, self._kept_states[:scored_count]",
-        "self._rows.project, self._kept_states",
+        "self._projection.project, self._kept_states[:scored_count]",
+        "self._projection.project, self._kept_states",
     ),
     Fault(
         "logits are those after the first token",

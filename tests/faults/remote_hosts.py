@@ -90,8 +90,8 @@ FAULTS = (
     Fault(
         "a half-written arena stays",
         REMOTE,
-        "key=lambda refused: refused.of_arena",
-        "key=lambda refused: not refused.of_arena",
+        "key=lambda refused: refused.is_resize",
+        "key=lambda refused: not refused.is_resize",
     ),
     Fault(
         "the arena of rank 0 decides",

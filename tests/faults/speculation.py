@@ -209,7 +209,7 @@ HASHING = (
     ),
 )
 
-OF_LENGTH = "count = place.count_in_span(segment.first)"
+OF_LENGTH = "count = place.offset_in_span(segment.first)"
 
 STATES_TAKEN_BACK = (
     Fault(
@@ -220,7 +220,7 @@ STATES_TAKEN_BACK = (
     Fault(
         "a snapshot has seen refused drafts",
         STATES,
-        "place.row], place.count_in_span(save.tokens))",
+        "place.row], place.offset_in_span(save.tokens))",
         "place.row], place.span.length)",
     ),
     Fault(

@@ -92,7 +92,7 @@ ACTS = st.builds(
     right=st.sampled_from([0, 1, 2, 4, 16]),
     chance=st.sampled_from([1.0, 0.5, 0.2]),
     when=st.sampled_from(["always", "pending", "drained"]),
-    likeness=st.integers(0, 2),
+    confidence_class=st.integers(0, 2),
 )
 
 

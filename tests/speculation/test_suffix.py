@@ -32,10 +32,10 @@ def guess(drafter: SuffixDrafter, job: Job, budget: int = 4) -> list[int]:
     return [] if draft is None else list(draft.tokens)
 
 
-def likeness(drafter: SuffixDrafter, job: Job) -> int:
+def confidence_class(drafter: SuffixDrafter, job: Job) -> int:
     (draft,) = drafter.propose([job], 4)
     assert draft is not None
-    return draft.likeness
+    return draft.confidence_class
 
 
 def say(drafter: SuffixDrafter, job: Job, tokens: Sequence[int]) -> None:
@@ -125,13 +125,13 @@ def test_after_an_edit_it_resumes_where_the_text_was_left() -> None:
     prompt = [70, 71, 1, 2, 55, *range(100, 120), 1, 2, 3, 4, 50, 1, 2, 60, 61]
     drafter, job = SuffixDrafter(), job_of(0, prompt)
     say(drafter, job, range(100, 120))
-    assert likeness(drafter, job) == OWN + 6
+    assert confidence_class(drafter, job) == OWN + 6
     say(drafter, job, [7, 1, 2])
-    assert guess(drafter, job, 2) == [3, 4] and likeness(drafter, job) == RESUMED
+    assert guess(drafter, job, 2) == [3, 4] and confidence_class(drafter, job) == RESUMED
     say(drafter, job, [3])
-    assert likeness(drafter, job) == RESUMED + 1
+    assert confidence_class(drafter, job) == RESUMED + 1
     say(drafter, job, [*range(200, 200 + RESUME_DISTANCE), 1, 2])
-    assert likeness(drafter, job) == OWN, "that was long ago"
+    assert confidence_class(drafter, job) == OWN, "that was long ago"
 
 
 def test_an_answer_drafts_from_the_clients_ended_answers() -> None:
@@ -140,7 +140,7 @@ def test_an_answer_drafts_from_the_clients_ended_answers() -> None:
     drafter.end(before)
     after = job_of(1, [8, 9, 2, 3, 4], salt="a")
     assert guess(drafter, after) == [5, 6]
-    assert likeness(drafter, after) == EARLIER + 1
+    assert confidence_class(drafter, after) == EARLIER + 1
 
 
 @pytest.mark.parametrize("salt", [None, "b"])
@@ -176,16 +176,16 @@ def test_a_fork_begins_with_its_parents_text(cache: bool) -> None:
     assert len(drafter._rows[fork.id].text.tokens) == LONGEST_MATCH
     drafter.end(parent)
     say(drafter, fork, [1, 2])
-    assert guess(drafter, fork, 2) == [3, 4] and likeness(drafter, fork) == OWN
+    assert guess(drafter, fork, 2) == [3, 4] and confidence_class(drafter, fork) == OWN
 
 
 def test_what_the_next_turn_begins_with_is_its_own_text() -> None:
     drafter, turn = SuffixDrafter(), [*range(100, 160), 1, 2, 3, 4]
     ended(drafter, job_of(0, turn))
     again = job_of(1, [*turn, 9, 1, 2])
-    assert guess(drafter, again, 2) == [3, 4] and likeness(drafter, again) == OWN
+    assert guess(drafter, again, 2) == [3, 4] and confidence_class(drafter, again) == OWN
     other = job_of(2, [7, 9, 1, 2])
-    assert guess(drafter, other, 2) == [3, 4] and likeness(drafter, other) >= EARLIER
+    assert guess(drafter, other, 2) == [3, 4] and confidence_class(drafter, other) >= EARLIER
     assert guess(drafter, job_of(3, [8, 3, 4]), 2) == [9, 1], "how the next turn went on is newer than its beginning"
 
 

@@ -139,7 +139,7 @@ def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verifie
         while job.num_planned_outputs == job.num_generated:
             figures.step()
         figures.scheduler.set_drafts(job.id, [0] * 15)
-        ledger.begin_verifying(pending=True)
+        ledger.begin_excursion(pending=True)
         for _ in range(6):
             figures.step()
     assert figures.verified == 0

@@ -27,7 +27,7 @@ class Act:
     """How often it has a guess."""
     when: str = "always"
     """When its guesses are as `right` says, and otherwise wrong: "always", while a token is "pending", or "drained"."""
-    likeness: int = 0
+    confidence_class: int = 0
 
 
 def adversary(texts: Sequence[Sequence[int]], acts: Sequence[Act], shift: int = 0, seed: int = 0) -> Scripted:
@@ -48,6 +48,6 @@ def adversary(texts: Sequence[Sequence[int]], acts: Sequence[Act], shift: int = 
         rest = list(texts[job.id][job.num_generated : job.num_generated + budget])
         right = act.right if plays else 0
         tokens = [token if place < right else 0 for place, token in enumerate(rest)]
-        return (tokens, act.likeness) if tokens else None
+        return (tokens, act.confidence_class) if tokens else None
 
     return Scripted(guess)

@@ -63,7 +63,7 @@ GPU = Machine(
 
 
 class Scripted:
-    """A drafter whose guesses a test makes: `guess(job, budget)` returns tokens and their likeness, or None."""
+    """A drafter whose guesses a test makes: `guess(job, budget)` returns tokens and their confidence_class, or None."""
 
     name = "scripted"
 
