@@ -97,6 +97,11 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
     if figures.snapshots:
         remark = f"{figures.snapshots:,} states of beginnings that can be used again"
         yield figure_line("snapshots", format_bytes(figures.snapshot_bytes), remark)
+    if figures.arena_bytes or figures.snapshots:
+        limit = "all that the arena holds" if figures.longest_text < context else "the model's context"
+        limit = limit if figures.row_tokens is None else "all that a row keeps"
+        yield figure_line("total", format_bytes(figures.total_bytes), "with a full arena, without what steps take")
+        yield figure_line("", "", f"(--context {figures.longest_text} adds it: {limit})")
     yield ""
     memory_phrase = "the arena" if figures.limited else "what is left for KV"
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {memory_phrase}"

@@ -91,6 +91,10 @@ class MachineFigures:
     snapshot_bytes: int
     row_tokens: int | None
     """Tokens that a row keeps, at most. None for all."""
+    longest_text: int
+    """Tokens of the longest text that has room, or those that a row keeps of it."""
+    total_bytes: int
+    """All of it with a full cache, without the temporary memory of steps."""
     lengths: tuple[LengthFigures, ...]
 
 
@@ -211,6 +215,8 @@ def _machine_figures(
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         row_tokens=row,
+        longest_text=row or min(context, tokens or context),
+        total_bytes=reserved_bytes + of_draft + (arena if per_token else 0) + snapshots * state,
         lengths=tuple(
             _length_figures(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, requested_blocks)
             for n in shown_lengths

@@ -125,6 +125,17 @@ def test_a_small_kv_memory_says_what_it_holds_and_one_too_large_is_refused(
     here = json.loads(capsys.readouterr().out)["here"]
     with Engine(model, kv_memory="100KB") as engine:
         assert here["arena_tokens"] == engine.stats().total_blocks * 32 < 512
+        assert here["longest_text"] == engine.longest_request - 1, "the last token needs no room"
+    parts = ("weight_bytes", "tail_bytes", "logits_bytes", "arena_bytes")
+    assert here["total_bytes"] == sum(here[part] for part in parts)
+    for options, text in (
+        ("", "(--context 512 adds it: the model's context)"),
+        ("--kv-memory 100KB", f"(--context {here['arena_tokens']} adds it: all that the arena holds)"),
+        ("--keep-last 100", "(--context 204 adds it: all that a row keeps)"),
+    ):
+        assert run(["plan", model, *options.split()]) == 0
+        page = capsys.readouterr().out
+        assert "\n  total " in page and f"without what steps take\n{'':30}{text}\n" in page
     assert run(["plan", model, "--kv-memory", "100KB", "--context", "32", "--context", "512"]) == 0
     page = capsys.readouterr().out
     assert f"  {here['arena_tokens']:,} tokens\n" in page and "sequences that fit into the arena\n" in page
