@@ -24,7 +24,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import SECRET, absolute_path, default_folder, remove_transcripts, transcript_sizes
-from cortexmlx.disk.stored_prefix import export_prefix, find_prefix, import_prefix, list_prefixes
+from cortexmlx.disk.stored_prefix import export_prefix, find_prefix, import_prefix, list_prefixes, remove_prefix
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
@@ -36,6 +36,9 @@ def cache(
     context: typer.Context,
     kv_store: options.KVStore = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    remove: Annotated[
+        str | None, typer.Option("--remove", metavar="NAME", help="Forget this beginning.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
     """Show what chats, batches and servers keep on disk: keys and values of texts, by model.
@@ -46,10 +49,17 @@ def cache(
     from cortexmlx.disk.segment_store import SegmentStore
 
     if (subcommand := context.invoked_subcommand) is not None:
-        if kv_store is not None or clear or as_json:
+        if kv_store is not None or clear or remove is not None or as_json:
             raise typer.BadParameter(f"options of `cache {subcommand}` come after its name")
         return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
+    if remove is not None:
+        if clear or as_json:
+            raise typer.BadParameter("it goes without --clear and --json", param_hint="--remove")
+        remove_prefix(folder, remove)
+        name = to_single_line(remove)
+        console.print_result(f"prefix {name}: removed. Its keys and values go when their space is needed")
+        return
     if not is_store(folder):
         if clear:
             print_freed(folder, 0, as_json)
@@ -114,7 +124,8 @@ def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool)
         each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]
         console.print_result(json.dumps({"path": str(folder), "bytes": total, "models": each}))
         return
-    console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}")
+    missing = "" if folder.exists() else ": there is no such folder"
+    console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}{missing}")
     models = {to_single_line(model): totals for model, totals in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
@@ -170,7 +181,7 @@ def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
         ) from error
 
 
-UNSUPPORTED_OPTIONS = ("draft", "keep_first", "keep_last", "speculate", *options.PER_REQUEST)
+UNSUPPORTED_OPTIONS = ("draft", "keep_first", "keep_last", "speculate", "no_kv_store", *options.PER_REQUEST)
 
 
 @options.add_engine_options(has_store=True, excluded=UNSUPPORTED_OPTIONS)
@@ -248,8 +259,7 @@ def open_store(config: EngineConfig) -> Iterator[SegmentStore]:
     """Yield the store of the command's folder. Raises OSError."""
     from cortexmlx.disk.segment_store import SegmentStore
 
-    if config.kv_store is None:
-        raise typer.BadParameter("it is the folder that is read or written", param_hint="--no-kv-store")
+    assert config.kv_store is not None
     store = SegmentStore(absolute_path(config.kv_store), config.store_bytes)
     store.open()
     try:
