@@ -145,7 +145,8 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
     if missing := len(pieces) - len(locations):
         raise PrefixRefused(
             f"{missing:,} of {len(pieces):,} pieces of {prefix.name!r} are not on disk (any more): they are written "
-            f"soon after they are computed, and the least recently used go when the store is full. {_again(prefix)}"
+            "soon after they are computed, and the least recently used go when the store is full. Compute it again "
+            "(--messages, or `engine.pin`)"
         )
     with write_atomically(path, private=True) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr(_MANIFEST, _to_json(replace(prefix, client=None)))
@@ -153,7 +154,7 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
         for (key, tokens), carried_key in zip(pieces.items(), carried_keys, strict=True):
             record = store.read(locations[key], tokens)
             if record is None:
-                raise PrefixRefused(f"a piece of {prefix.name!r} is damaged. {_again(prefix)}")
+                raise PrefixRefused(f"a piece of {prefix.name!r} is damaged: compute it again (--messages)")
             records.append(replace(record, key=carried_key))
             size += record.nbytes
             if size >= SEGMENT_BYTES or carried_key == carried_keys[-1]:
@@ -162,11 +163,6 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
                 archive.writestr(f"{len(archive.namelist()):05}.safetensors", segment.getbuffer())
                 records, size = [], 0
     return path.stat().st_size
-
-
-def _again(prefix: StoredPrefix) -> str:
-    """Return how the keys and values of a prefix are stored again."""
-    return f"Compute {prefix.name!r} again: `cortexmlx cache export` with --messages, or `engine.pin`"
 
 
 def import_prefix(

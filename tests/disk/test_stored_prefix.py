@@ -199,7 +199,7 @@ def test_pieces_that_are_gone_and_files_that_are_too_large_are_refused_with_the_
     with pytest.raises(PrefixRefused, match=r"and the store may have 1000 B: raise kv_store_bytes"):
         import_prefix(small, tmp_path / "file")
     store.clear()
-    with pytest.raises(PrefixRefused, match=r"9 of 9 pieces of 'rules' .* Compute 'rules' again"):
+    with pytest.raises(PrefixRefused, match=r"9 of 9 pieces of 'rules' .* Compute it again"):
         export_prefix(store, PREFIX, tmp_path / "file2")
     assert not (tmp_path / "file2").exists()
 

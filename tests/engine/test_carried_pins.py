@@ -194,7 +194,7 @@ def test_the_commands_carry_messages_and_tools(tmp_path: Path, capsys: pytest.Ca
         answer = engine.generate([*messages, {"role": "user", "content": "What is there?"}], params)
         assert answer.usage.cached_tokens > 200
     assert run(["cache", "--remove", "look", *two]) == 0
-    assert capsys.readouterr().out == "prefix look: removed. Its keys and values go when their space is needed\n"
+    assert capsys.readouterr().out == "prefix look: removed. Its keys and values go as the folder fills\n"
     assert run(["cache", "--remove", "look", *two]) == 1
     assert "has no prefix 'look': it has none" in capsys.readouterr().err
     assert run(["cache", "--remove", "look", "--clear", *two]) == 2

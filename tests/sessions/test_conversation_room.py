@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def test_the_oldest_turns_give_way_and_the_tokens_are_those_of_the_rest(engine: 
 
 def test_all_turns_give_way_to_a_question_that_fits_alone_and_none_to_one_that_does_not(engine: Engine) -> None:
     talk = full(engine)
-    for call in (partial(talk.make_room, 0), talk.ask):
+    for call in (lambda text: talk.make_room(0, text), talk.ask):
         with pytest.raises(PromptTooLong, match=f"still has 3.. tokens, and .* may have {engine.longest_request}: "):
             call("x" * engine.longest_request)
     assert talk.unsent == 0

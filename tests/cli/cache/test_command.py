@@ -96,10 +96,7 @@ def test_an_option_before_a_subcommand_is_not_left_out_silently(given: list[str]
     assert run(["cache", *given, "why", "--url", "http://127.0.0.1:9"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("clear", "cortexmlx cache --clear"), ("list", "cortexmlx cache"), ("rm", "cortexmlx cache --remove NAME")],
-)
-def test_what_others_call_it_is_told(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["cache", typed]) == 2
-    assert f"No such command '{typed}'. Type: {meant}" in " ".join(capsys.readouterr().err.split())
+def test_what_others_call_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, meant in (("clear", " --clear"), ("list", ""), ("rm", " --remove NAME")):
+        assert run(["cache", typed]) == 2
+        assert capsys.readouterr().err.endswith(f"No such command '{typed}'. Type: cortexmlx cache{meant}\n")
