@@ -71,6 +71,14 @@ MISSING_COMMANDS = {
 """Commands of other programs that do not exist here, and what to do instead."""
 
 
+CACHE_SYNONYMS = {
+    **dict.fromkeys(("clear", "clean", "purge"), "cortexmlx cache --clear"),
+    **dict.fromkeys(("list", "ls", "show"), "cortexmlx cache"),
+    **dict.fromkeys(("remove", "rm", "delete"), "cortexmlx cache --remove NAME"),
+}
+"""Words after `cortexmlx cache` that are options here, and what to type instead."""
+
+
 class Subcommand(TyperCommand):
     """A subcommand whose help shows commands as they must be typed here, such as `python -m cortexmlx chat`."""
 
@@ -95,6 +103,12 @@ class Subcommand(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A command that has subcommands of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a subcommand by name. For a word that is an option here, the error has the line to type."""
+        if self.get_command(ctx, args[0]) is None and args[0] in CACHE_SYNONYMS:
+            ctx.fail(f"No such command {args[0]!r}. Type: {CACHE_SYNONYMS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, with the commands in it as they must be typed here."""

@@ -25,6 +25,7 @@ from urllib.error import HTTPError, URLError
 import typer
 
 from cortexmlx.cli import options
+from cortexmlx.cli.limits import is_limited_by_memory
 from cortexmlx.cli.serve.command import LogFormat, log_event, log_request, open_socket
 from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, load_secret, server_url
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
@@ -84,6 +85,8 @@ class AgentServer:
     context_length: int
     """Tokens that a prompt and its answer may have."""
     calls_tools: bool = True
+    has_longer_context: bool = False
+    """Whether the model's own context is longer, so that more KV memory helps."""
 
     @property
     def output_tokens(self) -> int:
@@ -251,13 +254,13 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
     with listener, open_pool(configs, DefaultSettings({}, {}), memory=None, keep=(), idle=None, tell=tell) as pool:
         preload(pool, {name: str(config.model)})
         lease = pool.acquire(name)
-        calls_tools = lease.engine.calls_tools
+        abilities = (lease.engine.calls_tools, is_limited_by_memory(lease.engine))
         lease.release()
         server = HttpServer(app(pool, settings), listener)
         thread = threading.Thread(target=server.run, name="cortexmlx-server")
         thread.start()
         try:
-            yield AgentServer(server.url, key, name, pool.context_length(name) or 0, calls_tools)
+            yield AgentServer(server.url, key, name, pool.context_length(name) or 0, *abilities)
         finally:
             server.stop()
             server.stop()  # nobody waits for the running requests
@@ -348,7 +351,7 @@ def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
     if server.context_length < (least := LEAST_CONTEXT[agent]):
         yield (
             f"{agent} needs a context of about {least:,} tokens, and {name} has {server.context_length:,} here: choose "
-            "another model, or give it more memory (--kv-memory)."
+            f"another model{', or give it more memory (--kv-memory)' * server.has_longer_context}."
         )
 
 

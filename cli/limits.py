@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from cortexmlx.errors import PromptTooLong
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.structured.output import Form, StructuredOutput
 from cortexmlx.types.request import Completion, FinishReason
@@ -87,7 +88,10 @@ def drop_oldest_turns(conversation: Conversation, question: Question, engine: En
     tokens = conversation.count(question)
     if tokens + answer_tokens <= token_limit:
         return ""
-    dropped_count = conversation.make_room(token_limit // FREE_SHARE, question)
+    try:
+        dropped_count = conversation.make_room(token_limit // FREE_SHARE, question)
+    except PromptTooLong:  # which the turn raises, too
+        return ""
     if conversation.unsent == len(conversation.messages):  # a question so long that no third becomes free
         conversation.unsent = previous_unsent
         dropped_count = conversation.make_room(answer_tokens, question)

@@ -113,4 +113,4 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
 
     def __dir__() -> list[str]:
         """Return the names that a program may use, without those imported here for other reasons."""
-        return sorted(__all__)
+        return sorted([*__all__, "errors", "stats"])

@@ -24,7 +24,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import SECRET, absolute_path, default_folder, remove_transcripts, transcript_sizes
-from cortexmlx.disk.stored_prefix import export_prefix, find_prefix, import_prefix, list_prefixes
+from cortexmlx.disk.stored_prefix import export_prefix, find_prefix, import_prefix, list_prefixes, remove_prefix
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
@@ -36,6 +36,9 @@ def cache(
     context: typer.Context,
     kv_store: options.KVStore = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    remove: Annotated[
+        str | None, typer.Option("--remove", metavar="NAME", help="Forget this beginning.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
     """Show what chats, batches and servers keep on disk: keys and values of texts, by model.
@@ -43,43 +46,38 @@ def cache(
     A text that begins like an earlier one is read from there instead of being computed. The files are their owner's
     alone, and hold the tokens of the texts. Other programs may go on while they are removed.
     """
-    from cortexmlx.disk.segment_store import SegmentStore
-
     if (subcommand := context.invoked_subcommand) is not None:
-        if kv_store is not None or clear or as_json:
+        if kv_store is not None or clear or remove is not None or as_json:
             raise typer.BadParameter(f"options of `cache {subcommand}` come after its name")
         return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
-    if not is_store(folder):
-        if clear:
-            print_freed(folder, 0, as_json)
-        else:
-            print_store(folder, {}, as_json)
+    if remove is not None:
+        if clear or as_json:
+            raise typer.BadParameter("it goes without --clear and --json", param_hint="--remove")
+        is_store(folder)
+        remove_prefix(folder, remove)
+        console.print_result(f"prefix {to_single_line(remove)}: removed. Its keys and values go as the folder fills")
         return
-    try:
-        segment_store = SegmentStore(folder, 0)
-    except OSError as error:
-        raise CortexError(f"{folder} cannot be used: {error}") from error
-    segment_store.open()
+    freed_bytes, models = 0, dict[str, tuple[int, int]]()
+    if is_store(folder):
+        with open_store(folder, 0) as store:
+            try:
+                freed_bytes = store.clear() + remove_transcripts(folder) if clear else 0
+                for each in folder.glob("*.prefix") if clear else ():
+                    each.unlink(missing_ok=True)
+            except OSError as error:
+                raise CortexError(f"{folder} cannot be cleared: {error}") from error
+            for segment in store.segments():
+                size, records = models.get(segment.model, (0, 0))
+                models[segment.model] = (size + segment.bytes, records + segment.records)
+            if foreign_bytes := store.foreign_bytes():
+                models["(another version)"] = (foreign_bytes, 0)
+        if transcript_bytes := sum(transcript_sizes(folder).values()):
+            models["(conversations of servers)"] = (transcript_bytes, 0)
     if clear:
-        try:
-            freed_bytes = segment_store.clear() + remove_transcripts(folder)
-            for each in folder.glob("*.prefix"):
-                each.unlink(missing_ok=True)
-        except OSError as error:
-            raise CortexError(f"{folder} cannot be cleared: {error}") from error
-        segment_store.close()
-        print_freed(folder, freed_bytes, as_json)
+        record = json.dumps({"path": str(folder), "freed": freed_bytes})
+        console.print_result(record if as_json else f"{format_bytes(freed_bytes)} removed")
         return
-    models: dict[str, tuple[int, int]] = {}
-    for segment in segment_store.segments():
-        size, records = models.get(segment.model, (0, 0))
-        models[segment.model] = (size + segment.bytes, records + segment.records)
-    if foreign_bytes := segment_store.foreign_bytes():
-        models["(another version)"] = (foreign_bytes, 0)
-    segment_store.close()
-    if transcript_bytes := sum(transcript_sizes(folder).values()):
-        models["(conversations of servers)"] = (transcript_bytes, 0)
     print_store(folder, models, as_json)
     for prefix in () if as_json else list_prefixes(folder):
         name, model = to_single_line(prefix.name), to_single_line(prefix.model)
@@ -101,12 +99,6 @@ def is_store(folder: Path) -> bool:
         raise CortexError(f"{folder} cannot be used: {error}") from error
 
 
-def print_freed(folder: Path, freed_bytes: int, as_json: bool) -> None:
-    """Print how many bytes `--clear` has removed from the store's folder."""
-    record = json.dumps({"path": str(folder), "freed": freed_bytes})
-    console.print_result(record if as_json else f"{format_bytes(freed_bytes)} removed")
-
-
 def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
     """Print the store's folder, and the bytes and blocks of each model in it."""
     total = sum(size for size, _ in models.values())
@@ -114,7 +106,8 @@ def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool)
         each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]
         console.print_result(json.dumps({"path": str(folder), "bytes": total, "models": each}))
         return
-    console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}")
+    missing = "" if folder.exists() else ": there is no such folder"
+    console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}{missing}")
     models = {to_single_line(model): totals for model, totals in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
@@ -170,7 +163,7 @@ def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
         ) from error
 
 
-UNSUPPORTED_OPTIONS = ("draft", "keep_first", "keep_last", "speculate", *options.PER_REQUEST)
+UNSUPPORTED_OPTIONS = ("draft", "keep_first", "keep_last", "speculate", "no_kv_store", *options.PER_REQUEST)
 
 
 @options.add_engine_options(has_store=True, excluded=UNSUPPORTED_OPTIONS)
@@ -200,7 +193,7 @@ def export(
     if file.exists() and not zipfile.is_zipfile(file):
         raise InvalidRequest(f"{file} cannot be written: it is another file, so give FILE another name")
     if messages is None:
-        with open_store(config) as store:
+        with open_store(absolute_path(config.kv_store or default_folder()), config.store_bytes) as store:
             prefix = find_prefix(store.path, name)
             size, tokens = export_prefix(store, prefix, file), len(prefix.tokens)
     else:
@@ -241,7 +234,7 @@ def import_file(
             pin = engine.import_pin(file, name=name, client=client)
             console.print_result(f"{to_single_line(pin.name or '')}: {pin.tokens:,} tokens")
         return
-    with open_store(config) as store:
+    with open_store(absolute_path(config.kv_store or default_folder()), config.store_bytes) as store:
         prefix = import_prefix(store, file, name, client)
     console.print_result(
         f"{to_single_line(prefix.name)}: {len(prefix.tokens):,} tokens of {to_single_line(prefix.model)}"
@@ -249,13 +242,14 @@ def import_file(
 
 
 @contextmanager
-def open_store(config: EngineConfig) -> Iterator[SegmentStore]:
-    """Yield the store of the command's folder. Raises OSError."""
+def open_store(folder: Path, limit: int) -> Iterator[SegmentStore]:
+    """Yield the store in a folder, of at most `limit` bytes when something is added. Raises CortexError."""
     from cortexmlx.disk.segment_store import SegmentStore
 
-    if config.kv_store is None:
-        raise typer.BadParameter("it is the folder that is read or written", param_hint="--no-kv-store")
-    store = SegmentStore(absolute_path(config.kv_store), config.store_bytes)
+    try:
+        store = SegmentStore(folder, limit)
+    except OSError as error:
+        raise CortexError(f"{folder} cannot be used: {error}") from error
     store.open()
     try:
         yield store

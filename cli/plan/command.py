@@ -97,6 +97,11 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
     if figures.snapshots:
         remark = f"{figures.snapshots:,} states of beginnings that can be used again"
         yield figure_line("snapshots", format_bytes(figures.snapshot_bytes), remark)
+    if figures.arena_bytes or figures.snapshots:
+        limit = "all that the arena holds" if figures.longest_text < context else "the model's context"
+        limit = limit if figures.row_tokens is None else "all that a row keeps"
+        yield figure_line("total", format_bytes(figures.total_bytes), "with a full arena, without what steps take")
+        yield figure_line("", "", f"(--context {figures.longest_text} adds it: {limit})")
     yield ""
     memory_phrase = "the arena" if figures.limited else "what is left for KV"
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {memory_phrase}"
@@ -308,31 +313,53 @@ def plan(
         return
     if hosts is not None and (folders or draft is not None):
         raise typer.BadParameter("adapters and draft models run on one machine only", param_hint="--hosts")
-    print_model_plan(
-        options.model_name(model, model_option),
-        folders,
-        tuple(context or ()),
-        replace(config, kv_memory=options.parse_memory_size(kv_memory)),
-        itemsize,
-        as_json,
-        _parse_memory(memory),
-        _count_hosts(hosts),
-    )
-
-
-def _parse_memory(memory: str | None) -> int | None:
-    """Return the bytes of --memory. Raises typer.BadParameter."""
-    from cortexmlx.cli.planning.machine import parse_sold_memory
-
-    with options.wrong_usage("--memory"):
-        return None if memory is None else parse_sold_memory(memory)
-
-
-def _count_hosts(hosts: str | None) -> int | None:
-    """Return the number of machines of --hosts."""
+    from cortexmlx.attention.backends import auto_backend_name
+    from cortexmlx.cli.plan.run import plan_runs
+    from cortexmlx.cli.planning.figures import make_plan
+    from cortexmlx.cli.planning.hosts import plan_hosts
+    from cortexmlx.cli.planning.machine import mac_with_memory, parse_sold_memory, this_machine
+    from cortexmlx.cli.planning.skeleton import Skeleton, add_drafts, build_skeleton
+    from cortexmlx.cli.planning.source import find_source
     from cortexmlx.distributed.spec import Hosts
+    from cortexmlx.models.adapters.files import read_adapter
 
-    return None if hosts is None else Hosts.parse(hosts).ranks
+    config = replace(config, kv_memory=options.parse_memory_size(kv_memory))
+    with options.wrong_usage("--memory"):
+        machine = this_machine() if memory is None else mac_with_memory(parse_sold_memory(memory))
+    lengths = tuple(context or ())
+    host_count = None if hosts is None else Hosts.parse(hosts).ranks
+    source = find_source(options.model_name(model, model_option))
+    source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in folders))
+    skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
+    drafting: Skeleton | None = None
+    if hosts is None:
+        skeleton, drafting = add_drafts(skeleton, source, config)
+    on_gpu = (memory is not None or auto_backend_name() == "metal") and hosts is None  # hosts have no larger pieces
+    load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)
+    figures = make_plan(
+        source,
+        skeleton,
+        machine,
+        load=load,
+        kv_memory=config.kv_bytes,
+        keep=config.keep,
+        itemsize=itemsize,
+        lengths=lengths,
+        draft=drafting,
+        sees=hosts is None,
+    )
+    spread = None
+    if host_count is not None:
+        kv = (config.kv_bits, config.kv_group_size)
+        spread = plan_hosts(source.name, skeleton, machine, figures.here, load, host_count, kv)
+    with_runs = hosts is None and drafting is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
+    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if with_runs else ()
+    if as_json:
+        console.print_result(json.dumps(plan_json(figures, runs, spread)))
+        return
+    console.print_result(plan_text(figures, runs, spread))
+    if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
+        console.print_result("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
 def print_shape_plan(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
@@ -346,63 +373,6 @@ def print_shape_plan(group: LayerGroup, lengths: tuple[int, ...], itemsize: int,
     console.print_result("\n".join(kv_lines((group,), per_token, itemsize)))
     for tokens, size in totals.items():
         console.print_result(figure_line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
-
-
-def print_model_plan(
-    target: str,
-    adapters: Sequence[str],
-    lengths: tuple[int, ...],
-    config: EngineConfig,
-    itemsize: int | None,
-    as_json: bool,
-    memory: int | None = None,
-    hosts: int | None = None,
-) -> None:
-    """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
-    machine is this one, or a Mac with `memory` bytes. With `hosts`, print what each of so many such machines has.
-    """
-    from cortexmlx.attention.backends import auto_backend_name
-    from cortexmlx.cli.plan.run import plan_runs
-    from cortexmlx.cli.planning.figures import make_plan
-    from cortexmlx.cli.planning.hosts import plan_hosts
-    from cortexmlx.cli.planning.machine import mac_with_memory, this_machine
-    from cortexmlx.cli.planning.skeleton import Skeleton, add_drafts, build_skeleton
-    from cortexmlx.cli.planning.source import find_source
-    from cortexmlx.models.adapters.files import read_adapter
-
-    source = find_source(target)
-    source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in adapters))
-    skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
-    draft: Skeleton | None = None
-    if hosts is None:
-        skeleton, draft = add_drafts(skeleton, source, config)
-    machine = this_machine() if memory is None else mac_with_memory(memory)
-    on_gpu = (memory is not None or auto_backend_name() == "metal") and hosts is None  # hosts have no larger pieces
-    load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)
-    figures = make_plan(
-        source,
-        skeleton,
-        machine,
-        load=load,
-        kv_memory=config.kv_bytes,
-        keep=config.keep,
-        itemsize=itemsize,
-        lengths=lengths,
-        draft=draft,
-        sees=hosts is None,
-    )
-    spread = None
-    if hosts is not None:
-        kv = (config.kv_bits, config.kv_group_size)
-        spread = plan_hosts(source.name, skeleton, machine, figures.here, load, hosts, kv)
-    with_runs = hosts is None and draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
-    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if with_runs else ()
-    if as_json:
-        console.print_result(json.dumps(plan_json(figures, runs, spread)))
-        return
-    console.print_result(plan_text(figures, runs, spread))
-    if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
-        console.print_result("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
 def plan_json(

@@ -74,22 +74,18 @@ def plan_runs(
     else:
         fitting_lengths = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
     step_drafts = 0 if config.reproducible else MAX_STEP_DRAFTS  # grammars force tokens where nothing else drafts
-    runs = (
-        plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, step_drafts, figures.image_bytes)
-        for tokens in fitting_lengths
-    )
+    runs = (plan_run(skeleton, mode, figures, load, memory, tokens, step_drafts) for tokens in fitting_lengths)
     return tuple(run for run in runs if run is not None)
 
 
 def plan_run(
     skeleton: Skeleton,
     mode: ExecutionMode,
-    weights: int,
+    figures: MachineFigures,
     load: sizing.ArenaDemand,
     memory: int,
     tokens: int,
     step_drafts: int,
-    images: int,
 ) -> RunFigures | None:
     """Return the memory of a run: sequences of `tokens` tokens, and a cache of `memory` bytes. As many sequences run at
     once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
@@ -120,8 +116,8 @@ def plan_run(
     growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks_before, strict=True))
     state_bytes, snapshot_bytes = rows * state, snapshots * state
     peak = (
-        weights
-        + images
+        figures.weight_bytes
+        + figures.image_bytes
         + arena
         + state_bytes
         + snapshot_bytes
@@ -130,8 +126,8 @@ def plan_run(
     return RunFigures(
         tokens,
         rows,
-        weights,
-        images,
+        figures.weight_bytes,
+        figures.image_bytes,
         arena,
         state_bytes,
         snapshot_bytes,

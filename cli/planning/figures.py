@@ -91,6 +91,10 @@ class MachineFigures:
     snapshot_bytes: int
     row_tokens: int | None
     """Tokens that a row keeps, at most. None for all."""
+    longest_text: int
+    """Tokens of the longest text that has room, or those that a row keeps of it."""
+    total_bytes: int
+    """All of it with a full cache, without the temporary memory of steps."""
     lengths: tuple[LengthFigures, ...]
 
 
@@ -145,42 +149,25 @@ def make_plan(
     if sight is not None and not machine.on_cpu:
         weights_here -= sight.weights  # the files have both
     weights_here += source.adapter
-    options = (form, size_here, load, kv_memory, keep, lengths, draft)
-    return MemoryPlan(model, _machine_figures(skeleton, machine, weights_here, images, *options))
-
-
-def _machine_figures(
-    skeleton: Skeleton,
-    machine: TargetMachine,
-    weights: int,
-    images: int,
-    form: str,
-    itemsize: int,
-    load: sizing.ArenaDemand,
-    kv_memory: int | None,
-    keep: KeepPolicy | None,
-    lengths: tuple[int, ...],
-    draft: Skeleton | None,
-) -> MachineFigures:
     groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     context = skeleton.context_length
     row = None if keep is None else keep.max_row_tokens
-    per_token = sizing.bytes_per_token(groups, itemsize)
+    per_token = sizing.bytes_per_token(groups, size_here)
     paged, max_rows = skeleton.most_rows is None, load.rows
-    tail_bytes = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
+    tail_bytes = sizing.tail_bytes(groups, max_rows, size_here) if paged else 0
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     arena_groups = groups if paged else ()  # mlx-lm's own caches have no snapshots
     states, state = sizing.step_state_bytes(arena_groups, max_rows), sizing.row_state_bytes(arena_groups)
     draft_bytes, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
-    reserved_bytes = weights + tail_bytes + logits + states + draft_bytes + images
+    reserved_bytes = weights_here + tail_bytes + logits + states + draft_bytes + images
     free = max(machine.working_set - reserved_bytes, 0)
     memory = kv_memory or sizing.default_kv_bytes(
-        (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved_bytes, itemsize
+        (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved_bytes, size_here
     )
-    of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), itemsize)
+    of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), size_here)
     memory -= of_draft
     arena, snapshots = sizing.split_memory(arena_groups, memory, max_rows)
-    blocks = sizing.blocks_that_fit(arena, paged_groups(groups), load, itemsize) if per_token else ()
+    blocks = sizing.blocks_that_fit(arena, paged_groups(groups), load, size_here) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
     if kv_memory is not None:
         sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, machine_phrase(machine.is_local))
@@ -188,14 +175,14 @@ def _machine_figures(
         keep.check(context, tokens or context)
     requested_blocks = blocks if kv_memory is not None and per_token else None
     shown_lengths = lengths or (*(n for n in LENGTHS if n < context), context)
-    return MachineFigures(
+    figures = MachineFigures(
         assumed=not machine.is_local,
         memory_bytes=machine.memory,
         working_set_bytes=machine.working_set,
-        weight_bytes=weights,
+        weight_bytes=weights_here,
         weights_as=form,
-        itemsize=itemsize,
-        kv_form=describe_quantization(groups) or f"{itemsize} bytes per number",
+        itemsize=size_here,
+        kv_form=describe_quantization(groups) or f"{size_here} bytes per number",
         kv_bytes_per_token=per_token,
         tail_bytes=tail_bytes,
         logits_bytes=logits,
@@ -204,18 +191,21 @@ def _machine_figures(
         draft_kv_bytes=of_draft,
         image_bytes=images,
         free_bytes=free,
-        fits=sizing.tokens_that_fit((*groups, *draft_groups), free, itemsize),
+        fits=sizing.tokens_that_fit((*groups, *draft_groups), free, size_here),
         limited=requested_blocks is not None,
         arena_bytes=arena if per_token else 0,
         arena_tokens=tokens,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         row_tokens=row,
+        longest_text=row or min(context, tokens or context),
+        total_bytes=reserved_bytes + of_draft + (arena if per_token else 0) + snapshots * state,
         lengths=tuple(
-            _length_figures(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, requested_blocks)
+            _length_figures(groups, n, row, load.block_size, size_here, free, skeleton.most_rows, requested_blocks)
             for n in shown_lengths
         ),
     )
+    return MemoryPlan(model, figures)
 
 
 def _draft_memory(

@@ -135,9 +135,7 @@ class ModelPlanner:
         """Return the bytes of keys and values that one text of the usual length takes."""
         figures = self._figures(budget, None)
         context = self._skeleton.context_length
-        tokens = min(
-            context if figures.row_tokens is None else figures.row_tokens, context, sizing.DEFAULT_TOKENS_PER_ROW
-        )
+        tokens = min(figures.row_tokens or context, context, sizing.DEFAULT_TOKENS_PER_ROW)
         return min(self.default_kv(budget), tokens * figures.kv_bytes_per_token)
 
     def make_plan(self, budget: int, kv: int | None) -> PlannedModel:

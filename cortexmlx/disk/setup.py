@@ -78,7 +78,7 @@ class StoreSetup:
         self._description = hash_all_but_weights(loaded, tuple(groups), *identity_parts)
         self.parts = {
             "keys and values": "; ".join(f"{bits} bits" if bits else dtype_name(loaded.dtype) for bits in kv_bits),
-            "block size and attention": ", ".join(map(str, identity_parts)),
+            **dict(zip(("block size", "attention"), map(str, identity_parts), strict=True)),
             "device": str(mx.default_device()),
             "versions": _versions(),
             "model": hashlib.sha256(json.dumps(loaded.config, sort_keys=True, default=str).encode()).hexdigest(),

@@ -112,6 +112,12 @@ def find_prefix(folder: Path, name: str) -> StoredPrefix:
     )
 
 
+def remove_prefix(folder: Path, name: str) -> None:
+    """Forget a name. Its keys and values stay as any other text's. Raises what `find_prefix` raises, and OSError."""
+    find_prefix(folder, name)
+    _prefix_path(folder, name).unlink(missing_ok=True)
+
+
 def list_prefixes(folder: Path) -> list[StoredPrefix]:
     """Return the named prefixes of a folder, sorted by name."""
     prefixes = []
@@ -139,7 +145,8 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
     if missing := len(pieces) - len(locations):
         raise PrefixRefused(
             f"{missing:,} of {len(pieces):,} pieces of {prefix.name!r} are not on disk (any more): they are written "
-            "soon after they are computed, and the least recently used go when the store is full. Pin it again"
+            "soon after they are computed, and the least recently used go when the store is full. Compute it again "
+            "(--messages, or `engine.pin`)"
         )
     with write_atomically(path, private=True) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr(_MANIFEST, _to_json(replace(prefix, client=None)))
@@ -147,7 +154,7 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
         for (key, tokens), carried_key in zip(pieces.items(), carried_keys, strict=True):
             record = store.read(locations[key], tokens)
             if record is None:
-                raise PrefixRefused(f"a piece of {prefix.name!r} is damaged: pin it again")
+                raise PrefixRefused(f"a piece of {prefix.name!r} is damaged: compute it again (--messages)")
             records.append(replace(record, key=carried_key))
             size += record.nbytes
             if size >= SEGMENT_BYTES or carried_key == carried_keys[-1]:
@@ -166,7 +173,7 @@ def import_prefix(
     check: Callable[[StoredPrefix], None] = lambda prefix: None,
 ) -> StoredPrefix:
     """Write the keys and values of a file into a store, for prompts of `client`, and keep the prefix under its name, or
-    `name`. Return it. `check` raises for an unwanted prefix. Records written before an error stay; they are right.
+    `name`. Return it. `check` raises for an unwanted prefix. Nothing is written before all of the file is checked.
 
     Raises PrefixRefused for a file that is damaged, or larger than the store, InvalidRequest for an empty name, OSError
     if the store takes no more.
@@ -190,15 +197,14 @@ def import_prefix(
             raise ValueError("it has fewer bytes than pieces")
         carried = prefix.pieces(bytes.fromhex(prefix.fingerprint), None)
         local_keys = dict(zip(carried, prefix.pieces_in(store), strict=True))
+        present = {each.key: each.tokens for records in _read_segments(archive, prefix.block_size) for each in records}
+        if missing := sum(present.get(key) != tokens for key, tokens in carried.items()):
+            raise PrefixRefused(f"{path} is damaged: it lacks {missing:,} of {len(carried):,} pieces")
         found = store.find(list(local_keys.values()))
         store.mark_used([found[key] for key in local_keys.values() if key in found])  # or they make room for the rest
         for records in _read_segments(archive, prefix.block_size):
             known = [record for record in records if carried.get(record.key) == record.tokens]
             store.write(prefix.model, [replace(record, key=local_keys[record.key]) for record in known])
-            for record in known:
-                del carried[record.key]
-        if carried:
-            raise PrefixRefused(f"{path} is damaged: it lacks {len(carried):,} of {len(local_keys):,} pieces")
         save_prefix(store.path, prefix)
         return prefix
 

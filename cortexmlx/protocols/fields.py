@@ -127,7 +127,7 @@ PEER_ALIASES: Mapping[str, str] = {
     "thinking_budget": "max_thinking_tokens",
     "thinking_token_budget": "max_thinking_tokens",
 }
-"""Their names of parameters that are served here, or, like `min_tokens`, taken with a note."""
+"""Their names of parameters that are served here, or, like `min_tokens`, for one value."""
 
 PEER_FORMATS: Mapping[str, str] = {
     "guided_choice": "choice",

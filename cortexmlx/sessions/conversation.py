@@ -18,7 +18,7 @@ from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, chec
 from cortexmlx.core.blocking_calls import tokenize_with_timeout
 from cortexmlx.core.prompt import forget_images_after, make_allowed_calls
 from cortexmlx.core.streams import Listener
-from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.errors import ConversationFileError, InvalidRequest, PromptTooLong
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import accept_variables
 from cortexmlx.sessions.conversation_engine import ConversationEngine, Params, Question
@@ -125,18 +125,21 @@ class Conversation:
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
         """Stop sending the oldest turns, until the prompt for `question` (None: the last question) leaves room for an
-        answer of `answer` tokens. If no earlier turn fits, send the question alone; if even that is too long, leave out
-        nothing. Unsent turns stay in `messages`, and `unsent` counts their messages. Return how many messages this call
-        leaves out. The system prompt is always sent.
+        answer of `answer` tokens. If no earlier turn fits, send the question alone. Unsent turns stay in `messages`,
+        and `unsent` counts their messages. Return how many messages this call leaves out, 0 if there is room. The
+        system prompt is always sent. Raises PromptTooLong if the question alone is too long; then nothing changes.
         """
-        messages, longest_request = self._with_question(question), self._engine.longest_request
+        previous_unsent = self.unsent
+        self.unsent = self._first_message_that_fits(answer, self._with_question(question))
+        return self.unsent - previous_unsent
+
+    def _first_message_that_fits(self, answer: int, messages: tuple[Message, ...]) -> int:
+        """Return how many messages `make_room` leaves unsent. Raises PromptTooLong."""
 
         def count_prompt_tokens(begin: int) -> int:
             return len(self._begin_turn(messages, begin).prompt)
 
-        previous_unsent = self.unsent
-        self.unsent = first_message_that_fits(answer, longest_request, messages, count_prompt_tokens, previous_unsent)
-        return self.unsent - previous_unsent
+        return first_message_that_fits(answer, self._engine.longest_request, messages, count_prompt_tokens, self.unsent)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -429,7 +432,13 @@ class Conversation:
         submit = partial(self._engine.submit, turn.prompt, params, timeout=timeout)
 
         def start_turn(listener: Listener | None) -> StartedTurn:
-            handle = submit(listener=listener, client=self._client, adapter=self.adapter)
+            try:
+                handle = submit(listener=listener, client=self._client, adapter=self.adapter)
+            except PromptTooLong as error:
+                if self._first_message_that_fits(1, messages) == self.unsent:
+                    raise
+                message = f"{error}, or let make_room() leave out the oldest turns"
+                raise PromptTooLong(message, tokens=error.tokens, limit=error.limit) from error
             return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
 
         return start_turn

@@ -66,7 +66,7 @@ class Pin:
         cannot be written, and EngineClosed.
         """
         if self._write is None:
-            raise PrefixRefused("only a pin with a name in an engine with a `kv_store` can be exported")
+            raise PrefixRefused("this prefix is in no folder: give it a name in an engine with a `kv_store`")
         return self._write(Path(path))
 
     def unpin(self) -> None:
@@ -109,7 +109,7 @@ def pin_prompt(worker: Worker, submission: Submission, name: str | None = None, 
                 try:
                     save_prefix(segments.path, prefix)
                 except OSError as error:  # a full disk, or a folder that is gone: the pin is as good without its name
-                    segments.warn_once("cannot be written", error, "it does not keep the names of pins")
+                    segments.warn_once("cannot be written", error, "it does not keep the name")
                 pin._write = lambda path: _export_prefix(worker, prefix, segments, path)
     except BaseException:
         for handle in handles:

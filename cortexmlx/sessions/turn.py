@@ -18,7 +18,7 @@ from cortexmlx.core.prompt import (
     trailing_thinking_tags,
 )
 from cortexmlx.core.text import TextKind, ThoughtSplitter
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, PromptTooLong
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
@@ -170,15 +170,21 @@ def first_message_that_fits(
     """Return the index of the first message to send, so that `answer` of the model's `longest_request` tokens are left
     for the answer.
 
-    It is `begin`, or the first user's message after it that leaves as much; or the last user's message if none does; or
-    `begin` if not even that one fits. `count_tokens(index)` counts the tokens of the messages from an index on, fewer
-    for a larger index.
+    It is `begin`, or the first user's message after it that leaves as much; or the last user's message if none does.
+    Raises PromptTooLong if not even that one fits. `count_tokens(index)` counts the tokens of the messages from an
+    index on, fewer for a larger index.
     """
     candidates = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
     first = bisect_left(candidates, True, key=lambda place: count_tokens(place) + answer <= longest_request)
     if first < len(candidates):
         return candidates[first]
-    return candidates[-1] if count_tokens(candidates[-1]) < longest_request else begin
+    if (tokens := count_tokens(candidates[-1])) >= longest_request:
+        message = (
+            f"without earlier turns, the prompt still has {tokens} tokens, and with its answer it may have "
+            f"{longest_request}: shorten the question or the system prompt"
+        )
+        raise PromptTooLong(message, tokens=tokens, limit=longest_request)
+    return candidates[-1]
 
 
 def answer_tokens(

@@ -208,7 +208,9 @@ def test_a_model_that_will_not_do_is_told() -> None:
     assert "m calls no tools, and codex sends some with each question, so it gets errors" in words
     assert words.endswith("names models that call tools.")
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
-    assert "needs a context of about 49,152 tokens, and m has 32,768" in words
+    assert words.endswith("needs a context of about 49,152 tokens, and m has 32,768 here: choose another model.")
+    [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768, has_longer_context=True))
+    assert words.endswith(": choose another model, or give it more memory (--kv-memory).")
 
 
 def test_a_server_that_runs_is_used_and_printed(

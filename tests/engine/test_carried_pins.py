@@ -65,7 +65,8 @@ def test_a_file_of_another_model_adapter_or_precision_is_refused_in_words(tiny: 
     for what, options, words in (
         (tiny("qwen3"), {}, "weights or configuration"),
         (model, {"adapter": style}, "weights or configuration"),
-        (model, {"block_size": 16}, r"other block size and attention \(8, .*, here 16, .*\)\. Its keys"),
+        (model, {"block_size": 16}, r"other block size \(8, here 16\)\. Its keys"),
+        (model, {"reproducible": True}, r"other attention \(\w+, here \w+, reproducible\)\. Its keys"),
     ):
         with opened(what, tmp_path / "two", **options) as engine, pytest.raises(PrefixRefused, match=words):
             engine.import_pin(plain)
@@ -188,10 +189,20 @@ def test_the_commands_carry_messages_and_tools(tmp_path: Path, capsys: pytest.Ca
         assert reason in capsys.readouterr().err
     assert run(["cache", "import", str(tmp_path / "again"), "--name", "b", "-m", str(model), *one, *small]) == 0
     assert run(["cache", "import", str(file), "-m", str(model), *one, *small, "--block-size", "16"]) == 1
-    assert "block size and attention (32" in capsys.readouterr().err
+    assert "other block size (32, here 16)" in capsys.readouterr().err
+    for rest in (["export", "look", str(file), "--messages", str(body)], ["import", str(file)]):
+        assert (
+            run(["cache", *rest, "-m", "no/model", "--no-kv-store"]) == 2
+        )  # before it is loaded and computes anything
+        assert "--no-kv-store" in capsys.readouterr().err
     with Engine(str(model), kv_memory="4MB", kv_store=tmp_path / "two") as engine:
         params = SamplingParams(max_tokens=2, tools=(tool,))
         answer = engine.generate([*messages, {"role": "user", "content": "What is there?"}], params)
         assert answer.usage.cached_tokens > 200
-    assert run(["cache", "--clear", *two]) == 0
+    assert run(["cache", "--remove", "look", *two]) == 0
+    assert capsys.readouterr().out == "prefix look: removed. Its keys and values go as the folder fills\n"
+    assert run(["cache", "--remove", "look", *two]) == 1
+    assert "has no prefix 'look': it has none" in capsys.readouterr().err
+    assert run(["cache", "--remove", "look", "--clear", *two]) == 2
+    assert run(["cache", "import", str(file), *two]) == run(["cache", "--clear", *two]) == 0
     assert not list((tmp_path / "two").glob("*.prefix"))

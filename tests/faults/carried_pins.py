@@ -16,7 +16,7 @@ FAULTS = (
         "if False:",
     ),
     Fault("any model may import", PREFIX, "if fingerprint == self.fingerprint:", "if True:"),
-    Fault("a file that lacks pieces is taken", PREFIX, "        if carried:\n", "        if False:\n"),
+    Fault("a file that lacks pieces is taken", PREFIX, "sum(present.get(key) != tokens", "sum(False"),
     Fault("a compressed file is unpacked", PREFIX, "info.compress_type != zipfile.ZIP_STORED", "False"),
     Fault("a file larger than the store is written", PREFIX, "if size > store.limit:", "if False:"),
     Fault("a segment of any size is read", PREFIX, "if info.file_size > _MAX_SEGMENT:", "if False:"),

@@ -141,7 +141,6 @@ def test_what_of_it_would_change_the_answer_is_refused_unless_it_asks_for_what_h
         ({"thinking_budget": -1}, {}),
         ({"reasoning": {"max_tokens": 7, "exclude": True}}, {"max_thinking_tokens": 7}),
         ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"max_thinking_tokens": 7}),
-        ({"min_tokens": 9, "max_tokens": 9}, {"ignore_eos": True}),
         ({"min_tokens": 0, "skip_special_tokens": True, "reasoning": {}}, {}),
     ],
 )
@@ -150,7 +149,12 @@ def test_other_names_and_numbers_of_parameters_are_served(body: dict[str, Any], 
 
 
 def test_what_is_not_enforced_of_it_is_a_note() -> None:
-    assert len(asked(min_tokens=2, skip_special_tokens=False).notes) == 2
+    request = asked(min_tokens=7, max_tokens=7, skip_special_tokens=False)
+    assert request.params == replace(PARAMS, max_tokens=7, ignore_eos=True)
+    assert len(request.notes) == 2 and "so end tokens do not end the answer (ignore_eos)" in str(request.notes)
+    for body in ({"min_new_tokens": 2}, {"min_tokens": 2, "max_tokens": 7}, {"min_tokens": 9, "max_tokens": 7}):
+        with pytest.raises(InvalidRequest, match=r"min_tokens is . and max_tokens (7|not given): .* make them equal"):
+            asked(**body)
     for wrong in ({"min_tokens": -1}, {"skip_special_tokens": 1}, {"reasoning": {"efort": "low"}}, {"thinking": {}}):
         with pytest.raises(InvalidRequest):
             asked(**wrong)

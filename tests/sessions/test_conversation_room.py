@@ -32,7 +32,7 @@ def full(engine: Engine) -> Conversation:
 def test_the_oldest_turns_give_way_and_the_tokens_are_those_of_the_rest(engine: Engine) -> None:
     talk, question = full(engine), "x" * 60
     said = talk.messages
-    with pytest.raises(PromptTooLong):
+    with pytest.raises(PromptTooLong, match=r"or let make_room\(\) leave out the oldest turns$"):
         talk.ask(question)
     dropped = talk.make_room(100, question)
     assert 0 < dropped == talk.unsent and talk.messages == said
@@ -47,7 +47,10 @@ def test_the_oldest_turns_give_way_and_the_tokens_are_those_of_the_rest(engine: 
 
 def test_all_turns_give_way_to_a_question_that_fits_alone_and_none_to_one_that_does_not(engine: Engine) -> None:
     talk = full(engine)
-    assert talk.make_room(0, "x" * engine.longest_request) == 0 == talk.unsent
+    for call in (lambda text: talk.make_room(0, text), talk.ask):
+        with pytest.raises(PromptTooLong, match=f"still has 3.. tokens, and .* may have {engine.longest_request}: "):
+            call("x" * engine.longest_request)
+    assert talk.unsent == 0
     longest = "x" * (engine.longest_request - engine.conversation(system="Be brief.").count("") - 30)
     assert talk.make_room(100, longest) == talk.unsent == len(talk.messages)
     assert talk.ask(longest).usage.completion_tokens == WORDS.max_tokens

@@ -41,7 +41,7 @@ ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens", **PEER_
 """Other names of parameters. If a body has both names, `max_completion_tokens` wins, as in the OpenAI API."""
 
 UNENFORCED_FIELDS = frozenset({"min_tokens", "skip_special_tokens"})
-"""Fields of vLLM that are served where that is what happens anyway. Otherwise a note says that they are not."""
+"""Fields of vLLM that are served where they have a meaning here. Otherwise they are refused, or a note says so."""
 
 CHOICE_FIELDS = frozenset({"return_token_ids"})
 """vLLM's fields of a reply with choices."""
@@ -114,17 +114,24 @@ def read_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that `min_tokens` sets. Add notes if it or `skip_special_tokens` cannot be enforced."""
+    """Return the parameters that `min_tokens` sets, which is refused unless it is `max_tokens`. Add notes on it, and on
+    `skip_special_tokens` if that cannot be enforced.
+    """
     min_tokens, max_tokens = fields.get("min_tokens", fields.get("min_new_tokens", 0)), values.get("max_tokens")
     if type(min_tokens) is not int or min_tokens < 0:
         raise InvalidRequest(f"min_tokens is {min_tokens!r:.80}, but must be an integer from 0", field="min_tokens")
     if not require_type("skip_special_tokens", fields.get("skip_special_tokens", True), bool, "true or false"):
         add_note("skip_special_tokens", "skip_special_tokens is not enforced: an answer's text has no special tokens")
-    if type(max_tokens) is int and 0 < max_tokens <= min_tokens:
-        return {"ignore_eos": True}
-    if min_tokens:
-        add_note("min_tokens", "min_tokens is not enforced, unless it is max_tokens")
-    return {}
+    if not min_tokens:
+        return {}
+    if min_tokens != max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {min_tokens} and max_tokens {'not given' if max_tokens is None else max_tokens}: an end is "
+            "put off up to max_tokens only, so make them equal, or leave min_tokens out",
+            field="min_tokens",
+        )
+    add_note("min_tokens", "min_tokens is max_tokens, so end tokens do not end the answer (ignore_eos)")
+    return {"ignore_eos": True}
 
 
 def build_sampling_params(

@@ -20,7 +20,7 @@ def test_it_says_which_models_take_how_much_and_removes_it(
     folder = tmp_path / "kv"
     monkeypatch.setenv("CORTEXMLX_KV_STORE", str(folder))
     assert run(["cache"]) == 0
-    assert capsys.readouterr() == (f"{folder}  0 B\n", "") and not folder.exists()
+    assert capsys.readouterr() == (f"{folder}  0 B: there is no such folder\n", "") and not folder.exists()
     segment_store = opened(folder)
     segment_store.write("large", [record(n) for n in range(20)])
     segment_store.write("small one", [record(n) for n in range(20, 23)])
@@ -94,3 +94,9 @@ def test_chat_and_batch_have_a_store_and_generate_where_one_is_named(
 def test_an_option_before_a_subcommand_is_not_left_out_silently(given: list[str]) -> None:
     """It would export from, and import into, the usual folder."""
     assert run(["cache", *given, "why", "--url", "http://127.0.0.1:9"]) == 2
+
+
+def test_what_others_call_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, meant in (("clear", " --clear"), ("list", ""), ("rm", " --remove NAME")):
+        assert run(["cache", typed]) == 2
+        assert capsys.readouterr().err.endswith(f"No such command '{typed}'. Type: cortexmlx cache{meant}\n")

@@ -87,7 +87,6 @@ def test_the_page_names_the_mac_and_not_this_machine(tmp_path: Path, capsys: pyt
         (["it.json", "--memory", "64"], "'64' is no Mac's memory: write it like 64GB"),
         (["--layers", "3", "--kv-heads", "1", "--head-dim", "8", "--memory", "64GB"], "says nothing to a shape"),
         (["--layers", "3", "--kv-heads", "1", "--head-dim", "8", "--kv-memory", "1GB"], "says nothing to a shape"),
-        (["--layers", "3", "--kv-heads", "1", "--head-dim", "8", "--keep-last", "64"], "says nothing to a shape"),
     ],
 )
 def test_what_says_nothing_is_wrong_usage(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,12 +26,6 @@ SEVEN_B = "plan --layers 32 --kv-heads 32 --head-dim 128"
 QWEN3 = "plan --layers 36 --kv-heads 8 --head-dim 128"
 
 
-def test_a_model_too_large_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "v3.json").write_text(json.dumps(DEEPSEEK_V3))
-    assert run(["plan", str(tmp_path / "v3.json")]) == 0
-    assert "the weights alone are too large" in capsys.readouterr().out
-
-
 def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "Qwen3-8B"
     folder.mkdir()
@@ -125,6 +119,16 @@ def test_a_small_kv_memory_says_what_it_holds_and_one_too_large_is_refused(
     here = json.loads(capsys.readouterr().out)["here"]
     with Engine(model, kv_memory="100KB") as engine:
         assert here["arena_tokens"] == engine.stats().total_blocks * 32 < 512
+        assert here["longest_text"] == engine.longest_request - 1, "the last token needs no room"
+    assert here["total_bytes"] == sum(here[f"{part}_bytes"] for part in ("weight", "tail", "logits", "arena"))
+    for options, text in (
+        ("", "(--context 512 adds it: the model's context)"),
+        ("--kv-memory 100KB", f"(--context {here['arena_tokens']} adds it: all that the arena holds)"),
+        ("--keep-last 100", "(--context 204 adds it: all that a row keeps)"),
+    ):
+        assert run(["plan", model, *options.split()]) == 0
+        page = capsys.readouterr().out
+        assert "\n  total " in page and f"without what steps take\n{'':30}{text}\n" in page
     assert run(["plan", model, "--kv-memory", "100KB", "--context", "32", "--context", "512"]) == 0
     page = capsys.readouterr().out
     assert f"  {here['arena_tokens']:,} tokens\n" in page and "sequences that fit into the arena\n" in page

@@ -25,11 +25,8 @@ def test_a_model_of_published_size_is_counted_exactly_and_nothing_is_allocated()
     assert mx.get_peak_memory() - before < 2**20
 
 
-def test_latent_attention_keeps_one_latent_and_one_rope_key_per_layer() -> None:
+def test_latents_windows_and_recurrent_state_are_told_apart() -> None:
     assert build_skeleton(DEEPSEEK_V3).groups == (LayerGroup(KVSpec(1, 512, 64, "bfloat16"), tuple(range(61))),)
-
-
-def test_windows_and_recurrent_state_are_told_apart() -> None:
     near, far = build_skeleton(GEMMA3_1B).groups
     assert (near.spec, len(near.layers)) == (KVSpec(1, 256, 256, "bfloat16", window=512), 22)
     assert (far.spec, far.layers) == (KVSpec(1, 256, 256, "bfloat16"), (5, 11, 17, 23))
