@@ -4,14 +4,14 @@ compiler in continuous integration, and by the compilers and judges of the labor
 
 from __future__ import annotations
 
+from cortexmlx.metal.matmul.shape import MATMULS, MatmulVariant
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillVariant
-from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.tail_write import WRITES, TailWriteVariant
 
-CheckedKernel = Variant | PrefillVariant | TailWriteVariant | ProductVariant
+CheckedKernel = Variant | PrefillVariant | TailWriteVariant | MatmulVariant
 
-CHECKED: tuple[CheckedKernel, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)
+CHECKED: tuple[CheckedKernel, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *MATMULS)
 
 
 def select_quick() -> tuple[CheckedKernel, ...]:

@@ -69,9 +69,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LAB = (
-    *("lab", "metal", "products", "pictures", "house/test_ci.py"),
+    *("lab", "metal", "matmul", "pictures", "house/test_ci.py"),
     *("bench/studies", "bench/suites", "bench/replay", "bench/measure"),
-    *("engine/test_metal_engine.py", "engine/test_products_engine.py"),
+    *("engine/test_metal_engine.py", "engine/test_matmul_engine.py"),
 )
 """Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""
 

@@ -100,19 +100,19 @@ def judge_decode_kernel(report: Record, now: Any) -> Finding:
     return f"slow in every step of {names or 'no model'}", "another, by its `cycles`" if names else None
 
 
-@rule("products' rows", "cortexmlx/products/autotuning.py", "ROWS")
-def judge_product_rows(report: Record, now: Any) -> Finding:
-    """`product`: `seconds` beside `mlx_seconds`, by `rows` | our kernel is faster by {GAIN:.0%} for no model"""
-    gains = _speedups(report, "product", "rows")
+@rule("matmuls' rows", "cortexmlx/matmul/autotuning.py", "ROWS")
+def judge_matmul_rows(report: Record, now: Any) -> Finding:
+    """`matmul`: `seconds` beside `mlx_seconds`, by `rows` | our kernel is faster by {GAIN:.0%} for no model"""
+    gains = _speedups(report, "matmul", "rows")
     kept = tuple(rows for rows, of in gains.items() if max(of) >= 1 + GAIN)
     return "MLX's time over ours at best: " + _format_speedups(gains, max), None if len(kept) == len(gains) else kept
 
 
 @rule("prefill pieces", "cortexmlx/kv/sizing.py", "PREFILL_BUDGET")
 def judge_prefill_pieces(report: Record, now: int) -> Finding:
-    """`product`: `mlx_seconds` of one token, by `rows` | {PREFILL_GAIN:.0%} less in a longer piece, for a model"""
+    """`matmul`: `mlx_seconds` of one token, by `rows` | {PREFILL_GAIN:.0%} less in a longer piece, for a model"""
     costs: dict[str, dict[int, float]] = defaultdict(dict)
-    for r in _speed_records(report, "product", "mlx_seconds"):
+    for r in _speed_records(report, "matmul", "mlx_seconds"):
         if r["rows"] >= now:
             costs[r["model"]][r["rows"]] = r["mlx_seconds"] / r["rows"]
     costs = {model: of for model, of in costs.items() if now in of}

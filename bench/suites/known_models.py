@@ -27,11 +27,11 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
+from cortexmlx.matmul.autotuning import MLX, OURS, matmul_jobs
+from cortexmlx.matmul.served import QuantizedMatmuls
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import SMALL, make_prefill_work_list
-from cortexmlx.products.autotuning import MLX, OURS, product_jobs
-from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.system.machine import gpu_architecture, metal_device
 from cortexmlx.types.arrays import dtype_name
 
@@ -42,13 +42,13 @@ DECODES, BLOCKS = ((1, 4_096), (8, 1_024)), (16, 32, 64, 128)
 """Rows and tokens of each decode step, and the block sizes."""
 
 PIECES = (128, 256, 512, 1_024, 2_048)
-"""Tokens of a prefill piece: rows of its products."""
+"""Tokens of a prefill piece: rows of its matmuls."""
 
 PIECE, CONTEXT, WINDOWS = 512, 4_096, (None, 128, 512, 1_024)
 """Tokens of a piece whose attention is measured, of its text up to its end, and the windows."""
 
 PRODUCT_SECONDS = 5.0
-"""How long the products of a model are timed at most."""
+"""How long the matmuls of a model are timed at most."""
 
 BANDWIDTHS = {
     "M1": 68.25,
@@ -80,7 +80,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """The sizes of a model: its attention, and the first product of its MLP."""
+    """The sizes of a model: its attention, and the first matmul of its MLP."""
 
     name: str
     kv_heads: int
@@ -92,7 +92,7 @@ class KnownModel:
     experts: int | None = None
 
     def make_layer(self) -> nn.Module:
-        """Return a layer that computes the model's product, with random weights of 4 bits."""
+        """Return a layer that computes the model's matmul, with random weights of 4 bits."""
         form = {"bias": False, "group_size": 64, "bits": 4}
         if self.experts is None:
             layer = nn.QuantizedLinear(self.hidden, self.inner, **form)
@@ -115,7 +115,7 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
     for model in models:
         for kernel, records in (
             ("decode attention", _measure_decode_attention(model, attention)),
-            ("product", _measure_products(model, factory)),
+            ("matmul", _measure_matmuls(model, factory)),
             ("prefill attention", _measure_prefill_attention(model, factory)),
         ):
             mx.clear_cache()
@@ -208,15 +208,15 @@ def _make_decode_calls(
     return ours, theirs, 2 * keys.nbytes
 
 
-def _measure_products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
-    """Measure quantized products by our kernel beside MLX's, and by MLX alone for one row and for prefill pieces. The
+def _measure_matmuls(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
+    """Measure quantized matmuls by our kernel beside MLX's, and by MLX alone for one row and for prefill pieces. The
     weights of several layers are used in turns, so that they come from memory as in a step.
     """
     holder = nn.Module()
     holder.layers = [model.make_layer() for _ in range(8 if model.experts is None else 2)]
-    products = QuantizedProducts(factory, lambda shape, rows: False)
-    products.install(holder)
-    jobs, chooser = product_jobs(products, "bfloat16", gpu_architecture()), Autotuner(None)
+    matmuls = QuantizedMatmuls(factory, lambda shape, rows: False)
+    matmuls.install(holder)
+    jobs, chooser = matmul_jobs(matmuls, "bfloat16", gpu_architecture()), Autotuner(None)
     shape = next(iter(jobs))[0]
     peak = find_peak_bandwidth(shape.weight_bytes * len(holder.layers))
     chooser.choose(jobs.values(), seconds=PRODUCT_SECONDS)

@@ -122,7 +122,7 @@ def _check_device() -> Iterator[DoctorCheck]:
 
 
 def _check_blas() -> Iterator[DoctorCheck]:
-    """Check which BLAS computes matrix products on the CPU."""
+    """Check which BLAS computes matmuls on the CPU."""
     from cortexmlx.cpu import blas
 
     status = blas.preload()
@@ -222,13 +222,13 @@ def check_attention(quick: bool, on_kernel: OnKernel) -> Iterator[DoctorCheck]:
         yield DoctorCheck("attention", CheckStatus.OK, f"{name} (the kernels need an Apple GPU)")
         return
     from cortexmlx.metal import checked
-    from cortexmlx.metal.products.shape import ProductVariant
+    from cortexmlx.metal.matmul.shape import MatmulVariant
 
     variants, trusted = checked.select_quick() if quick else checked.CHECKED, trusts_gpu()
     yield DoctorCheck("attention", CheckStatus.OK, f"{name}, {len(variants)} of {len(checked.CHECKED)} kernels checked")
     on_kernel(0, len(variants))
     for number, check in enumerate(check_kernels(cast("KernelFactory", mx.fast.metal_kernel), variants), start=1):
-        instead = "MLX's kernel serves instead" if isinstance(check.variant, ProductVariant) else _SLOWER
+        instead = "MLX's kernel serves instead" if isinstance(check.variant, MatmulVariant) else _SLOWER
         verdict, advice = (CheckStatus.OK, "") if check.agrees else (CheckStatus.WARN, f"{instead}: {_REPORT}")
         if not check.agrees and not check.refused and trusted:
             verdict = CheckStatus.FAIL
@@ -239,22 +239,22 @@ def check_attention(quick: bool, on_kernel: OnKernel) -> Iterator[DoctorCheck]:
 def check_kernels(factory: KernelFactory, variants: Sequence[CheckedKernel]) -> Iterator[VariantCheck]:
     """Check the kernels that `factory` makes against float64, one variant after the other."""
     from cortexmlx.attention.selfcheck import check_decode, check_prefill, check_tail_write
+    from cortexmlx.matmul.selfcheck import check_matmul
     from cortexmlx.metal.kernels import DecodeKernels
+    from cortexmlx.metal.matmul.kernel import MatmulKernel
+    from cortexmlx.metal.matmul.shape import MatmulVariant
     from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
-    from cortexmlx.metal.products.kernel import ProductKernel
-    from cortexmlx.metal.products.shape import ProductVariant
     from cortexmlx.metal.tail_write import TailWriteKernel, TailWriteVariant
-    from cortexmlx.products.selfcheck import check_product
 
-    decode, prefill, product = DecodeKernels(factory), PrefillKernel(factory), ProductKernel(factory)
+    decode, prefill, matmul = DecodeKernels(factory), PrefillKernel(factory), MatmulKernel(factory)
     tail_write = TailWriteKernel(factory)
     for variant in variants:
         if isinstance(variant, PrefillVariant):
             yield check_prefill(prefill, variant)
         elif isinstance(variant, TailWriteVariant):
             yield check_tail_write(tail_write, variant)
-        elif isinstance(variant, ProductVariant):
-            yield check_product(product, variant.shape, variant.rows)
+        elif isinstance(variant, MatmulVariant):
+            yield check_matmul(matmul, variant.shape, variant.rows)
         else:
             yield check_decode(decode, variant)
 

@@ -1,4 +1,4 @@
-"""What was timed and chosen for attention and quantized products: lines of `cortexmlx doctor` and `doctor --time`."""
+"""What was timed and chosen for attention and quantized matmuls: lines of `cortexmlx doctor` and `doctor --time`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved_choices() -> Iterator[DoctorCheck]:
 
 
 def time_choices(model: str) -> Iterator[DoctorCheck]:
-    """Open a model, time all candidates for its attention and products, save the choices, and yield them as lines."""
+    """Open a model, time all candidates for its attention and matmuls, save the choices, and yield them as lines."""
     from cortexmlx.cpu import blas
     from cortexmlx.mlx_lm.package import enter_mlx_lm
 

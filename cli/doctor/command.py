@@ -45,7 +45,7 @@ def doctor(
     On an Apple GPU every variant of our kernels is run and compared with the plain computation. A terminal shows how
     many remain, and for how long. Exit code 1 if a line says fail: of a kernel, only where the GPU is not virtual.
 
-    With --time, only the ways to compute a model's attention and quantized products are timed, for classes of rows and
+    With --time, only the ways to compute a model's attention and quantized matmuls are timed, for classes of rows and
     lengths: what engines do when they open on an Apple GPU, without their bound of 1.5 seconds.
 
     --report also runs a small model beside mlx-lm for some seconds and, on an Apple GPU, times our kernels beside MLX's

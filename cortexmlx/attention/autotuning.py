@@ -374,12 +374,12 @@ def kernel_digest() -> str:
     package = files("cortexmlx.metal")
     for folder, suffixes in (
         (package, (".py",)),
-        (package / "products", (".py",)),
+        (package / "matmul", (".py",)),
         (package / "shaders", (".metal", ".h")),
     ):
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.name.endswith(suffixes):
                 digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
-    for room in ("attention", "products"):
+    for room in ("attention", "matmul"):
         digest.update((Path(__file__).parents[1] / room / "autotuning.py").read_bytes())
     return digest.hexdigest()[:16]

@@ -202,7 +202,7 @@ def _attend_quantized(
     return normalize(_trim_values(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, count, -1)
 
 
-def _quantized_products(
+def _quantized_matmuls(
     lhs: mx.array, kv: PagedKV, lhs_indices: mx.array, block_indices: mx.array, *, values: bool
 ) -> mx.array:
     """Multiply `lhs[lhs_indices]` by the quantized blocks that `block_indices` names (h * blocks + b: block b of head
@@ -240,7 +240,7 @@ def _block_products(
     dtypes MLX would convert the whole slab.
     """
     if kv.quantization is not None:
-        return _quantized_products(lhs, kv, lhs_indices, block_indices, values=values)
+        return _quantized_matmuls(lhs, kv, lhs_indices, block_indices, values=values)
     blocks = kv.arena.slab_as_blocks(kv.layer)[-1 if values else 0]
     blocks = blocks if values else blocks.swapaxes(-1, -2)
     if lhs.dtype == blocks.dtype and (lhs.dtype == mx.float32 or mx.default_device() != mx.cpu):

@@ -23,7 +23,7 @@ from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
-from cortexmlx.execution.autotuning import choose_kernels, should_time, use_mlx_products
+from cortexmlx.execution.autotuning import choose_kernels, should_time, use_mlx_matmuls
 from cortexmlx.execution.boundary import AdapterSet, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, kv_store_notes
 from cortexmlx.execution.runner import ModelRunner
@@ -302,14 +302,14 @@ class InProcessModel:
         if self.backend.selectable is not None:
             self.backend.selectable.choices.reproducible = self._config.reproducible
         if self._config.reproducible or not should_time(self.backend):
-            use_mlx_products(self.runner)
+            use_mlx_matmuls(self.runner)
         if self._config.reproducible or should_time(self.backend):
             self.choose_attention(has_waiters=has_waiters)
 
     def choose_attention(
         self, *, seconds: float = SECONDS, ignore_table: bool = False, has_waiters: Callable[[], bool] = lambda: False
     ) -> None:
-        """Choose what computes attention and quantized products: by timing the candidates, or by fixed rules if the
+        """Choose what computes attention and quantized matmuls: by timing the candidates, or by fixed rules if the
         engine is reproducible. See `execution/autotuning.py`.
         """
         config, context = self._config, self.loaded.context_length

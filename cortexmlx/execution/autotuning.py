@@ -1,4 +1,4 @@
-"""Chooses which kernels compute attention and quantized products, by timing them before an engine takes requests."""
+"""Chooses which kernels compute attention and quantized matmuls, by timing them before an engine takes requests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cortexmlx.autotune.job import TuningJob
 from cortexmlx.autotune.table import ChoiceTable
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.products.autotuning import OURS, ProductChoices, RowClass, product_jobs
-from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.matmul.autotuning import OURS, MatmulChoices, RowClass, matmul_jobs
+from cortexmlx.matmul.served import QuantizedMatmuls
+from cortexmlx.metal.matmul.shape import MatmulShape
 from cortexmlx.stats import TimedChoice
 from cortexmlx.system.machine import gpu_architecture
 
@@ -57,7 +57,7 @@ def choose_kernels(
     ignore_table: bool = False,
     has_waiters: Callable[[], bool] = lambda: False,
 ) -> tuple[TimedChoice, ...]:
-    """Choose what computes a model's attention and quantized products, by timing the candidates, and return the
+    """Choose what computes a model's attention and quantized matmuls, by timing the candidates, and return the
     choices. With `reproducible`, nothing is timed: attention gets its defaults. Attention is timed for pieces of
     prompts, and for single tokens in steps of up to `max_rows` rows that see up to `max_context` tokens. See
     `Autotuner.choose` for the other arguments.
@@ -77,23 +77,23 @@ def choose_kernels(
         else:
             attention = attention_jobs(layers, choosing_backend, max_rows, max_context)
             dtype = next((layer.dtype for layer in layers.values()), "float32")
-            products = _choosable_products(runner)
+            matmuls = _choosable_matmuls(runner)
             multiplications = {}
-            if products is not None:
-                products.install(runner.model)  # also what an earlier choice left to MLX
-                multiplications = product_jobs(products, dtype, gpu_architecture())
+            if matmuls is not None:
+                matmuls.install(runner.model)  # also what an earlier choice left to MLX
+                multiplications = matmul_jobs(matmuls, dtype, gpu_architecture())
             by_kernels, pieces = backend.by_kernels, {}
             if by_kernels is not None:
                 calls = ((call, runner.arena.spec(layer)) for layer, call in probe_attention_calls(runner.model))
                 pieces = prefill_jobs(calls, by_kernels, runner.arena.block_size)
-            # products first: there is most to gain
+            # matmuls first: there is most to gain
             jobs = [*multiplications.values(), *pieces.values(), *attention.values()]
             chooser.choose(jobs, seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
             apply_chosen_methods(choosing_backend, attention, chooser)
             if by_kernels is not None:
                 apply_prefill_choices(by_kernels, pieces, chooser)
-            if products is not None:
-                _apply_product_choices(products, multiplications, chooser)
+            if matmuls is not None:
+                _apply_matmul_choices(matmuls, multiplications, chooser)
     except Exception:
         _log.warning("the rules choose what computes attention, since timing failed", exc_info=True)
     finally:
@@ -101,28 +101,28 @@ def choose_kernels(
     return chooser.choices()
 
 
-def use_mlx_products(runner: Runner) -> None:
-    """Let MLX compute the quantized products for which timing would choose either MLX or our kernel."""
-    if isinstance(runner, ModelRunner) and (products := _choosable_products(runner)) is not None:
-        products.keep_shared()
+def use_mlx_matmuls(runner: Runner) -> None:
+    """Let MLX compute the quantized matmuls for which timing would choose either MLX or our kernel."""
+    if isinstance(runner, ModelRunner) and (matmuls := _choosable_matmuls(runner)) is not None:
+        matmuls.keep_shared()
 
 
-def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
-    """Return the model's QuantizedProducts if timing is to choose their kernels; otherwise None."""
-    products = runner.products
-    return products if products is not None and isinstance(products.use, ProductChoices) else None
+def _choosable_matmuls(runner: ModelRunner) -> QuantizedMatmuls | None:
+    """Return the model's QuantizedMatmuls if timing is to choose their kernels; otherwise None."""
+    matmuls = runner.matmuls
+    return matmuls if matmuls is not None and isinstance(matmuls.use, MatmulChoices) else None
 
 
-def _apply_product_choices(
-    products: QuantizedProducts, jobs: Mapping[tuple[ProductShape, RowClass], TuningJob], chooser: Autotuner
+def _apply_matmul_choices(
+    matmuls: QuantizedMatmuls, jobs: Mapping[tuple[MatmulShape, RowClass], TuningJob], chooser: Autotuner
 ) -> None:
     """Let our kernel multiply where it was chosen. If it never was, leave the model's modules alone."""
     kernel_classes = [
         (shape, rows)
         for (shape, rows), job in jobs.items()
-        if chooser.chosen_candidate(job.key) == OURS and products.approves(shape, rows.min_rows)
+        if chooser.chosen_candidate(job.key) == OURS and matmuls.approves(shape, rows.min_rows)
     ]
-    assert isinstance(products.use, ProductChoices)
-    products.use.set_classes(kernel_classes)
+    assert isinstance(matmuls.use, MatmulChoices)
+    matmuls.use.set_classes(kernel_classes)
     if not kernel_classes:
-        products.keep_shared()
+        matmuls.keep_shared()

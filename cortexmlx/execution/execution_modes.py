@@ -44,11 +44,11 @@ from cortexmlx.kv.sizing import (
 )
 from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, kv_bits_error, paged_groups, quantize_groups
+from cortexmlx.matmul.autotuning import MatmulChoices
+from cortexmlx.matmul.served import QuantizedMatmuls
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
-from cortexmlx.products.autotuning import ProductChoices
-from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.types.arrays import dtype_name
 from cortexmlx.vision.sight import Sight
 
@@ -160,15 +160,15 @@ class PagedMode:
             vocab_size,
             backend.attend,
             backend.writer,
-            products := _make_products(backend),
+            matmuls := _make_matmuls(backend),
             head=self._head,
             sight=self.sight,
         )
-        if products is not None:
+        if matmuls is not None:
             try:
-                products.share_inputs(partial(probe_attention_calls, self._model))
+                matmuls.share_inputs(partial(probe_attention_calls, self._model))
             except BaseException:
-                products.remove()
+                matmuls.remove()
                 raise
         return self._runner
 
@@ -300,11 +300,11 @@ def choose_execution_mode(
         return SerialMode(model, why)
 
 
-def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
-    """Return what computes quantized products by our kernel, for the Metal backend; None for other backends."""
+def _make_matmuls(backend: AttentionBackend) -> QuantizedMatmuls | None:
+    """Return what computes quantized matmuls by our kernel, for the Metal backend; None for other backends."""
     if backend.name != "metal":
         return None
-    return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())
+    return QuantizedMatmuls(cast(KernelFactory, mx.fast.metal_kernel), MatmulChoices())
 
 
 def kv_store_notes(mode: ExecutionMode) -> tuple[str, ...]:

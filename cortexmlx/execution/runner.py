@@ -34,9 +34,9 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.matmul.served import QuantizedMatmuls
 from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
-from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
 from cortexmlx.speculation.drafter import HeadQuery
@@ -47,8 +47,8 @@ from cortexmlx.vision.sight import Sight
 
 class ModelRunner:
     """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
-    `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
-    products that it serves. `make_sampler` replaces `BatchSampler`. `head` is a draft head, whose layer comes after the
+    `attend` computes attention. A `writer` writes the tail where it can, and `matmuls` computes the quantized
+    matmuls that it serves. `make_sampler` replaces `BatchSampler`. `head` is a draft head, whose layer comes after the
     model's own, or an assistant. `sight` computes the embeddings of a step's images. The arena has no blocks before
     `begin`. `Runner` documents the methods.
     """
@@ -61,7 +61,7 @@ class ModelRunner:
         vocab_size: int,
         attend: Attend,
         writer: TailWriter | None = None,
-        products: QuantizedProducts | None = None,
+        matmuls: QuantizedMatmuls | None = None,
         make_sampler: MakeSampler | None = None,
         head: DraftHead | Assistant | None = None,
         sight: Sight | None = None,
@@ -106,9 +106,9 @@ class ModelRunner:
         if sight is not None:
             sight.install([] if head is None or isinstance(head, Assistant) else head.layers)
         swiglu.install()
-        self.products = products
-        if products is not None:
-            products.install(model)
+        self.matmuls = matmuls
+        if matmuls is not None:
+            matmuls.install(model)
         self.adapters = ServedAdapters(model, self._output_projection.build_lazy_pass)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
@@ -129,8 +129,8 @@ class ModelRunner:
         """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
         if vars(self):
             memory = self.memory
-            if self.products is not None:
-                self.products.remove()
+            if self.matmuls is not None:
+                self.matmuls.remove()
             self.adapters.close()
             vars(self).clear()
             memory.close()
@@ -331,8 +331,8 @@ class ModelRunner:
         self.reset()
         self.states.forget()
         self.adapters.forget()
-        if self.products is not None:
-            self.products.reconsider()
+        if self.matmuls is not None:
+            self.matmuls.reconsider()
 
     @return_refusals
     def settle(self, ops: StateOps) -> None:
@@ -351,7 +351,7 @@ class ModelRunner:
             tokens = self._last_sampled.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        products = nullcontext() if self.products is None else self.products.step()
+        matmuls = nullcontext() if self.matmuls is None else self.matmuls.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
         kept_indices = find_kept_rows(plan) if plan.kind is StepKind.MIXED else None
         kept, sees_all = kept_indices, self._head is not None and self._head.sees_all_tokens
@@ -359,7 +359,7 @@ class ModelRunner:
         if runs_head:
             everything = sees_all or kept is not None
             kept = np.arange(len(plan.positions), dtype=np.int32) if everything else plan.logit_rows
-        with swiglu.use_powers_of_two(), products, adapters:
+        with swiglu.use_powers_of_two(), matmuls, adapters:
             embeddings, ids = None, tokens
             if self.sight is not None and plan.features:  # 0 pads, and has inputs of each layer in Gemma 4
                 embeddings, ids = self.sight.embed(tokens, plan.features), mx.maximum(tokens, 0)

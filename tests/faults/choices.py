@@ -8,7 +8,7 @@ CLASSES, TIMED_ON = "cortexmlx/attention/decode_methods.py", "cortexmlx/attentio
 PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
 KERNEL_WAYS, DECODE = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
 TIMING, TABLE, CHOOSER = (f"cortexmlx/autotune/{name}.py" for name in ("timing", "table", "chooser"))
-OPENED, PRODUCTS = "cortexmlx/execution/autotuning.py", "cortexmlx/products/autotuning.py"
+OPENED, MATMULS = "cortexmlx/execution/autotuning.py", "cortexmlx/matmul/autotuning.py"
 
 _FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candidate)]"
 
@@ -17,7 +17,7 @@ TESTS = (
     "attention/decode_methods",
     "execution/test_autotuning.py",
     "engine/test_timed_choices.py",
-    "products/test_autotuning.py",
+    "matmul/test_autotuning.py",
     "attention/test_metal_prefill.py",
 )
 """The tests that judge these faults."""
@@ -81,14 +81,14 @@ FAULTS = (
         "next(iter(self._methods.values()))",
     ),
     Fault(
-        "a class has rows on both sides of MLX's limit", PRODUCTS, "bounds.add(mlx_limit - 1)", "bounds.add(mlx_limit)"
+        "a class has rows on both sides of MLX's limit", MATMULS, "bounds.add(mlx_limit - 1)", "bounds.add(mlx_limit)"
     ),
-    Fault("what gains least is timed first", PRODUCTS, "(-expected_gains[item[0]],", "(expected_gains[item[0]],"),
+    Fault("what gains least is timed first", MATMULS, "(-expected_gains[item[0]],", "(expected_gains[item[0]],"),
     Fault(
         "a class is timed with its most rows",
-        PRODUCTS,
-        "_make_prepare(shape, run_modules, rows.min_rows, products)",
-        "_make_prepare(shape, run_modules, rows.max_rows, products)",
+        MATMULS,
+        "_make_prepare(shape, run_modules, rows.min_rows, matmuls)",
+        "_make_prepare(shape, run_modules, rows.max_rows, matmuls)",
     ),
     Fault(
         "a choice for one kind of layer is all layers'",

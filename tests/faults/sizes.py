@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.faults.matmul import ENTRY, SERVED, TEXT
 from tests.faults.planted import (
     BACKEND,
     DECODE,
@@ -16,13 +17,12 @@ from tests.faults.planted import (
     WIDE_ENTRY,
     Fault,
 )
-from tests.faults.products import ENTRY, SERVED, TEXT
 
 WORDS, TAIL_TEXT, TAIL = "metal/shaders/words.h", "metal/shaders/tail_write.metal", "cortexmlx/attention/tail_write.py"
 
 TESTS = (
-    "products/test_served.py",
-    "metal/products/test_kernel.py",
+    "matmul/test_served.py",
+    "metal/matmul/test_kernel.py",
     "metal/test_tail_write.py",
     "attention/test_tail_write.py",
     "attention/test_token_rows.py",
@@ -117,13 +117,13 @@ FAULTS = (
         "fast::cos(angle), s = fast::sin(angle)",
     ),
     Fault(
-        "products of fewer slices are not checked",
+        "matmuls of fewer slices are not checked",
         SERVED,
         "shape.group, shape.slices, row_split)",
         "shape.group, row_split)",
     ),
     Fault(
-        "products of other tiles are not checked",
+        "matmuls of other tiles are not checked",
         SERVED,
         "shape.group, shape.slices, row_split)",
         "shape.group, shape.slices)",

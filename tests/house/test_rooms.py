@@ -28,7 +28,7 @@ FLOORS = (
     ("scheduling", "disk.loads"),
     ("structured.compiler", "structured.matcher", "structured.sources", "structured.deep_stack"),
     ("attention",),
-    ("products", "speculation"),
+    ("matmul", "speculation"),
     ("execution",),
     ("disk.connector", "disk.setup"),
     ("core", "distributed"),

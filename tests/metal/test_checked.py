@@ -9,15 +9,15 @@ import pytest
 
 from cortexmlx import metal
 from cortexmlx.cli.doctor import checks
+from cortexmlx.matmul import selfcheck
 from cortexmlx.metal.checked import CHECKED, CheckedKernel, select_quick
 from cortexmlx.metal.kernels import KernelFactory, minify
 from cortexmlx.metal.lab.kernel_files import kernel_texts
 from cortexmlx.metal.lab.sim import metal_kernel
+from cortexmlx.metal.matmul.shape import MATMULS, MatmulVariant
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
-from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.tail_write import WRITES
-from cortexmlx.products import selfcheck
 
 SHADERS = {path.name: minify(path.read_text()) for path in Path(str(metal.__file__)).parent.glob("shaders/*.metal")}
 
@@ -29,7 +29,7 @@ def test_every_shader_is_checked(variants: Sequence[CheckedKernel]) -> None:
     assert {name for name, end in ends.items() if any(end in text for text in texts)} == {*ends} and len(ends) > 6
 
 
-FIRST = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], PRODUCTS[0])
+FIRST = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], MATMULS[0])
 
 
 def test_the_doctor_checks_them_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_the_doctor_checks_them_one_after_the_other(monkeypatch: pytest.MonkeyPa
     made: list[str] = []
     for name in ("check_decode", "check_prefill", "check_tail_write"):
         monkeypatch.setattr(f"cortexmlx.attention.selfcheck.{name}", lambda kernels, v: made.append(v.label) or v.label)
-    monkeypatch.setattr(selfcheck, "check_product", lambda _, *product: made.append(ProductVariant(*product).label))
+    monkeypatch.setattr(selfcheck, "check_matmul", lambda _, *product: made.append(MatmulVariant(*product).label))
     found = checks.check_kernels(metal_kernel, FIRST)
     assert next(found) == FIRST[0].label and len(made) == 1
     assert len([*found]) == 3 and made == [variant.label for variant in FIRST]

@@ -14,8 +14,8 @@ import pytest
 
 from cortexmlx.metal.kernels import QUANTIZED_HEADERS, DecodeKernels, kernel_text, minify
 from cortexmlx.metal.lab.sim.toolchain import find_compiler
+from cortexmlx.metal.matmul.kernel import MatmulKernel
 from cortexmlx.metal.prefill import PrefillKernel
-from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.rules import GEOMETRIES
 from cortexmlx.metal.tail_write import TailWriteKernel
 
@@ -33,7 +33,7 @@ def sent_texts() -> dict[str, str]:
     DecodeKernels(factory)
     PrefillKernel(factory)
     TailWriteKernel(factory)
-    ProductKernel(factory)
+    MatmulKernel(factory)
     return made
 
 

@@ -46,9 +46,9 @@ def made(
                 speeds.append(same | step | {"seconds": 1e-3 / decode_gain / speed})
         experts = 128 if "A3B" in model else None
         for rows, gain in zip((8, 16, 24), products, strict=True):
-            speeds.append(same | {"kernel": "product", "rows": rows, "experts": experts, "seconds": 1e-3 / gain})
+            speeds.append(same | {"kernel": "matmul", "rows": rows, "experts": experts, "seconds": 1e-3 / gain})
         for rows, cost in {128: 2.0, 512: 1.0, 1024: 1.0, 2048: 1.0, **(pieces or {})}.items() if not experts else ():
-            alone = {"kernel": "product", "rows": rows, "seconds": None, "mlx_seconds": 1e-6 * rows * cost}
+            alone = {"kernel": "matmul", "rows": rows, "seconds": None, "mlx_seconds": 1e-6 * rows * cost}
             speeds.append(same | alone)
         for window, gain in {None: 0.9, 128: 2.0, 512: 1.0, 1024: 0.8, **(windows or {})}.items():
             speeds.append(same | {"kernel": "prefill attention", "window": window, "seconds": 1e-3 / gain})
@@ -96,13 +96,13 @@ def slow() -> Report:
 @pytest.mark.parametrize(
     ("report", "changes"),
     [
-        (m1_8gb, {"products' rows": "propose (8,)", "run-ahead": "is 100: propose 200"}),
+        (m1_8gb, {"matmuls' rows": "propose (8,)", "run-ahead": "is 100: propose 200"}),
         (m4_max, {"prefill pieces": "is 512: propose 1024", "block size": "is 32: propose 64"}),
         (m5, {"prefill on matrix units": "is 128: propose 512", "wired limit": "never set: propose an option"}),
         (lambda: m5(False), {"wired limit": "never set: propose an option"}),
         (lambda: m5(None), {"wired limit": "never set: propose an option"}),
         (with_a_wrong_kernel, {"kernels": "propose a rule that refuses it"}),
-        (slow, {"decode kernel": "propose another, by its `cycles`", "products' rows": "propose ()"}),
+        (slow, {"decode kernel": "propose another, by its `cycles`", "matmuls' rows": "propose ()"}),
     ],
 )
 def test_a_report_asks_for_these_changes_and_no_others(report: Callable[[], Report], changes: dict[str, str]) -> None:
@@ -124,7 +124,7 @@ def test_a_report_asks_for_these_changes_and_no_others(report: Callable[[], Repo
 
 EDGES: tuple[tuple[str, Report, Report], ...] = (
     ("block size", {"blocks": {64: 1.04}}, {"blocks": {64: 1.06}}),
-    ("products' rows", {"products": (1.5, 1.5, 1.06)}, {"products": (1.5, 1.5, 1.04)}),
+    ("matmuls' rows", {"products": (1.5, 1.5, 1.06)}, {"products": (1.5, 1.5, 1.04)}),
     ("prefill pieces", {"pieces": {512: 1.09}}, {"pieces": {512: 1.11}}),
     ("prefill pieces", {"pieces": {512: 1.0, 1024: 1.3}}, {"pieces": {512: 1.3, 1024: 1.2}}),
     ("prefill on matrix units", {"windows": {512: 1.09}}, {"windows": {512: 1.11}}),

@@ -9,8 +9,8 @@ import pytest
 
 from cortexmlx.bench.suites import known_models
 from cortexmlx.bench.suites.known_models import KnownModel, measure_models
+from cortexmlx.matmul.autotuning import ROWS
 from cortexmlx.metal.lab.sim import metal_kernel
-from cortexmlx.products.autotuning import ROWS
 from support.kernels.broken_kernels import damaged
 
 pytestmark = pytest.mark.lab  # kernels are executed
@@ -24,10 +24,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"ROUNDS": 1, "DECODES": ((1, 40),), "BLOCKS": (16, 32), "PIECES": (128, 256), "PIECE": 16, "CONTEXT": 64}
     for name, value in {**values, "WINDOWS": (None, 20), "PRODUCT_SECONDS": 600.0}.items():
         monkeypatch.setattr(known_models, name, value)
-    monkeypatch.setattr("cortexmlx.products.autotuning.PAIRS", (8,))
+    monkeypatch.setattr("cortexmlx.matmul.autotuning.PAIRS", (8,))
 
 
-KERNELS = ("decode attention", "product", "prefill attention")
+KERNELS = ("decode attention", "matmul", "prefill attention")
 
 
 def test_every_kernel_has_bytes_times_and_a_share_of_the_bandwidth() -> None:
@@ -39,28 +39,28 @@ def test_every_kernel_has_bytes_times_and_a_share_of_the_bandwidth() -> None:
     }
     assert sizes == {
         "decode attention": [16, 32],
-        "product": [24, 16, 8, 4, 2, 1, 128, 256],
+        "matmul": [24, 16, 8, 4, 2, 1, 128, 256],
         "prefill attention": [16, 16],
     }
     assert [r["window"] for r in dense if r["kernel"] == "prefill attention"] == [None, 20]
     assert next(r["bytes"] for r in dense if r["kernel"] == "decode attention") == 2 * 40 * 16 * 4
-    assert next(r["bytes"] for r in dense if r["kernel"] == "product") == 64 * 64 * 4 // 8 + 64 * 2 * 2
-    assert {(r["kernel"], r["rows"]) for r in found if r.get("experts")} == {("product", 8)}
+    assert next(r["bytes"] for r in dense if r["kernel"] == "matmul") == 64 * 64 * 4 // 8 + 64 * 2 * 2
+    assert {(r["kernel"], r["rows"]) for r in found if r.get("experts")} == {("matmul", 8)}
     for record in found:
         for name in ("seconds", "mlx_seconds"):
             share = record[name.replace("seconds", "bandwidth_share")]
             if record[name] is not None:
                 wanted = record["bytes"] / 1e9 / record[name] / record["peak_gigabytes_per_second"]
                 assert share == pytest.approx(wanted, abs=1e-4)
-        alone = record["kernel"] == "product" and record["rows"] not in ROWS
+        alone = record["kernel"] == "matmul" and record["rows"] not in ROWS
         assert (record["seconds"] is None) is alone and record["mlx_seconds"] > 0
 
 
 def test_a_kernel_that_is_wrong_has_an_error_or_a_refusal_and_the_others_their_figures() -> None:
     found = list(measure_models(damaged(lambda a: a + 0.5), "sim", MODELS[:1]))
     wrong = {record["kernel"]: record for record in found if record.get("error") or record.get("refused")}
-    assert "differ by 0.5" in wrong["prefill attention"]["error"] and wrong["product"]["seconds"] is None
-    assert "disagrees with float64" in str(wrong["product"]["refused"]) and len(found) == 2 + 8 + 1
+    assert "differ by 0.5" in wrong["prefill attention"]["error"] and wrong["matmul"]["seconds"] is None
+    assert "disagrees with float64" in str(wrong["matmul"]["refused"]) and len(found) == 2 + 8 + 1
 
 
 def test_decode_attention_that_computes_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import pytest
 from cortexmlx.cli.doctor.checks import CHECKS, run_checks
 from cortexmlx.cli.doctor.report import CheckStatus, DoctorCheck
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.metal.matmul.shape import MATMULS
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
-from cortexmlx.metal.products.shape import PRODUCTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.tail_write import WRITES
 from support.folders import cached_model
@@ -111,7 +111,7 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
-    variants = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], PRODUCTS[0])
+    variants = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], MATMULS[0])
     monkeypatch.setattr("cortexmlx.metal.checked.CHECKED", variants)
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.trusts_gpu", lambda: trusted)
     told: list[tuple[int, int]] = []

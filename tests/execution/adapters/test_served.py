@@ -17,7 +17,7 @@ from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.adapters import ServedAdapters, SlotTable
 from cortexmlx.execution.boundary import Refusal
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.matmul.served import QuantizedMatmuls
 from support.adapters.kinds import content, write_four_bits
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
@@ -209,9 +209,9 @@ def test_one_layer_under_two_names_is_refused_with_both(served: ServedAdapters, 
 
 
 def test_layers_that_our_products_serve_stay_theirs(tmp_path: Path) -> None:
-    """On a GPU, quantized layers are instances of classes of `products.served`, which a step with adapters keeps."""
+    """On a GPU, quantized layers are instances of classes of `matmul.served`, which a step with adapters keeps."""
     model: Any = load_model(write_four_bits(tmp_path / "m"))[0]
-    products = QuantizedProducts(lambda **_: None, lambda shape, rows: False)  # type: ignore[arg-type,return-value]
+    products = QuantizedMatmuls(lambda **_: None, lambda shape, rows: False)  # type: ignore[arg-type,return-value]
     assert products.install(model)
     layer, x = model.model.layers[1].self_attn.q_proj, mx.random.normal((2, 1, 64))
     kind, plain = type(layer), np.array(layer(x))

@@ -21,16 +21,16 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.selfcheck_problems import make_decode_problem
+from cortexmlx.matmul.selfcheck import MatmulProblem
+from cortexmlx.matmul.selfcheck import make_problem as make_product
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.metal.lab.sim.toolchain import RUNTIME, find_compiler
+from cortexmlx.metal.matmul.kernel import MatmulKernel
+from cortexmlx.metal.matmul.shape import MATMULS, MatmulShape, MatmulVariant
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
-from cortexmlx.metal.products.kernel import ProductKernel
-from cortexmlx.metal.products.shape import PRODUCTS, ProductShape, ProductVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.products.selfcheck import ProductProblem
-from cortexmlx.products.selfcheck import make_problem as make_product
 from support.kernels import prefill_problem
 from support.kernels.paged_problem import (
     TOLERANCE,
@@ -319,9 +319,9 @@ def test_the_text_of_prefill_gives_attention_on_a_cpu(v: PrefillVariant, tmp_pat
     assert error(got, prefill_problem.answers(v, prompts, stretches, options)) < TOLERANCE[v.dtype]
 
 
-def multiplied(problem: ProductProblem) -> mx.array:
+def multiplied(problem: MatmulProblem) -> mx.array:
     """The product of a problem, by CUDA's text."""
-    kernel = ProductKernel(cuda_factory)
+    kernel = MatmulKernel(cuda_factory)
     if problem.experts is None:
         return kernel(problem.shape, problem.rows, problem.weights)
     return kernel.multiply_experts(problem.shape, problem.rows, problem.weights, problem.experts)
@@ -330,12 +330,12 @@ def multiplied(problem: ProductProblem) -> mx.array:
 @pytest.mark.parametrize(
     "product",
     [
-        ProductVariant(ProductShape("float32", "mxfp4", 4, 32, 64, 64, experts=8), 24),
-        *(pytest.param(product, marks=pytest.mark.slow) for product in PRODUCTS),
+        MatmulVariant(MatmulShape("float32", "mxfp4", 4, 32, 64, 64, experts=8), 24),
+        *(pytest.param(product, marks=pytest.mark.slow) for product in MATMULS),
     ],
     ids=lambda product: product.label,
 )
-def test_the_text_of_products_gives_them_on_a_cpu(product: ProductVariant, tmp_path: Path) -> None:
+def test_the_text_of_products_gives_them_on_a_cpu(product: MatmulVariant, tmp_path: Path) -> None:
     problem = make_product(product.shape, product.rows)
     with cuda_on_host(tmp_path):
         got = multiplied(problem)
@@ -344,13 +344,13 @@ def test_the_text_of_products_gives_them_on_a_cpu(product: ProductVariant, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
-@pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS, *PREFILL_VARIANTS, *PRODUCTS], ids=lambda v: v.label)
-def test_it_compiles_with_its_registers(v: Variant | PrefillVariant | ProductVariant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS, *PREFILL_VARIANTS, *MATMULS], ids=lambda v: v.label)
+def test_it_compiles_with_its_registers(v: Variant | PrefillVariant | MatmulVariant, tmp_path: Path) -> None:
     """As many registers as a block of the kernel's threads may have, or it would not start. What is spilled depends on
     the compiler.
     """
     with cuda_on_host(tmp_path, run=False) as host:
-        if isinstance(v, ProductVariant):
+        if isinstance(v, MatmulVariant):
             multiplied(make_product(v.shape, v.rows))
         elif isinstance(v, PrefillVariant):
             given = prefill_problem.random_prompts(v, [5]), [prefill_problem.Stretch(0, 0, 5)]

@@ -1,4 +1,4 @@
-"""Which products our kernel computes: the classes of rows, what is timed for them, and what follows."""
+"""Which matmuls our kernel computes: the classes of rows, what is timed for them, and what follows."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from cortexmlx.autotune.chooser import SECONDS, Autotuner
 from cortexmlx.autotune.job import Candidate, CannotServe, TuningJob
 from cortexmlx.autotune.table import ChoiceTable, TimingIdentity
-from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.shape import ProductShape, split_rows
-from cortexmlx.products.autotuning import (
+from cortexmlx.matmul.autotuning import (
     MLX,
     OURS,
     PAIRS,
     ROWS,
-    ProductChoices,
+    MatmulChoices,
     RowClass,
+    matmul_jobs,
     mlx_row_limit,
-    product_jobs,
     row_classes,
 )
-from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.matmul.served import QuantizedMatmuls
+from cortexmlx.metal.lab import sim
+from cortexmlx.metal.matmul.shape import MatmulShape, split_rows
 from cortexmlx.stats import ChoiceSource
 
-SHAPE = ProductShape("float32", "affine", 4, 32, 64, 48)
-OF_EXPERTS = ProductShape("float32", "affine", 4, 32, 64, 32, experts=5)
+SHAPE = MatmulShape("float32", "affine", 4, 32, 64, 48)
+OF_EXPERTS = MatmulShape("float32", "affine", 4, 32, 64, 32, experts=5)
 
 
 class Model(nn.Module):  # type: ignore[misc]
-    """Two products of one shape, a tied head, and experts."""
+    """Two matmuls of one shape, a tied head, and experts."""
 
     def __init__(self, mode: str = "affine") -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Model(nn.Module):  # type: ignore[misc]
         mx.eval(self.parameters())
 
 
-def served_by(use: Any, model: Model) -> QuantizedProducts:
-    served = QuantizedProducts(sim.metal_kernel, use, check=False)
+def served_by(use: Any, model: Model) -> QuantizedMatmuls:
+    served = QuantizedMatmuls(sim.metal_kernel, use, check=False)
     served.install(model)
     return served
 
@@ -69,7 +69,7 @@ ARCHITECTURES = [None, (13, "g"), (13, "d"), (14, "s"), (16, "s"), (17, "g"), (1
 def test_a_class_of_rows_is_one_variant_of_ours_and_one_kernel_of_mlxs(
     architecture: tuple[int, str] | None, inputs: int, experts: int | None
 ) -> None:
-    shape = ProductShape("float16", "affine", 4, 64, inputs, 1024, experts)
+    shape = MatmulShape("float16", "affine", 4, 64, inputs, 1024, experts)
     limit = mlx_row_limit(shape, architecture)
     classes = row_classes(shape, limit)
     last = (ROWS if experts is None else PAIRS)[-1]
@@ -80,7 +80,7 @@ def test_a_class_of_rows_is_one_variant_of_ours_and_one_kernel_of_mlxs(
 
 
 def test_nothing_is_ours_until_it_is_chosen() -> None:
-    choices = ProductChoices()
+    choices = MatmulChoices()
     assert not any(choices(SHAPE, rows) for rows in range(40))
     choices.set_classes([(SHAPE, RowClass(9, 16)), (OF_EXPERTS, RowClass(9, 32))])
     assert [rows for rows in range(40) if choices(SHAPE, rows)] == list(range(9, 17))
@@ -92,9 +92,9 @@ def test_nothing_is_ours_until_it_is_chosen() -> None:
 def test_there_is_a_job_for_each_shape_and_class_that_steps_can_have() -> None:
     """A lone request's verifying steps have several rows, too."""
     model = Model()
-    served = served_by(ProductChoices(), model)
-    jobs = product_jobs(served, "float32", None)
-    head = ProductShape("float32", "affine", 4, 32, 64, 40)
+    served = served_by(MatmulChoices(), model)
+    jobs = matmul_jobs(served, "float32", None)
+    head = MatmulShape("float32", "affine", 4, 32, 64, 40)
     assert {(shape, rows.max_rows) for shape, rows in jobs} == {
         *((shape, most) for shape in (SHAPE, head) for most in ROWS),
         *((OF_EXPERTS, most) for most in PAIRS),
@@ -110,24 +110,24 @@ def test_there_is_a_job_for_each_shape_and_class_that_steps_can_have() -> None:
 
 
 def test_scales_that_say_nothing_of_the_rows_take_the_models_dtype() -> None:
-    served = served_by(ProductChoices(), Model("mxfp4"))
-    assert {shape.dtype for shape, _ in product_jobs(served, "bfloat16", None)} == {"bfloat16"}
-    assert not product_jobs(served_by(ProductChoices(), Model()), "float16", None), "affine scales are float32 here"
+    served = served_by(MatmulChoices(), Model("mxfp4"))
+    assert {shape.dtype for shape, _ in matmul_jobs(served, "bfloat16", None)} == {"bfloat16"}
+    assert not matmul_jobs(served_by(MatmulChoices(), Model()), "float16", None), "affine scales are float32 here"
 
 
 @pytest.mark.parametrize(
     "key",
     [
         (SHAPE, RowClass(5, 8)),
-        (ProductShape("float32", "affine", 4, 32, 64, 40), RowClass(5, 8)),
+        (MatmulShape("float32", "affine", 4, 32, 64, 40), RowClass(5, 8)),
         (OF_EXPERTS, RowClass(2, 8)),
         (OF_EXPERTS, RowClass(129, 512)),  # sorted
     ],
 )
-def test_both_candidates_compute_the_same_products(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_candidates_compute_the_same_matmuls(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is evaluated in a run is compared."""
-    served = served_by(ProductChoices(), Model())
-    job = product_jobs(served, "float32", None)[key]
+    served = served_by(MatmulChoices(), Model())
+    job = matmul_jobs(served, "float32", None)[key]
     results: list[list[Any]] = []
     real = mx.eval
 
@@ -149,9 +149,9 @@ def test_both_candidates_compute_the_same_products(key: Any, monkeypatch: pytest
 
 
 def test_a_kernel_that_disagrees_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = served_by(ProductChoices(), Model())
+    served = served_by(MatmulChoices(), Model())
     monkeypatch.setattr(served, "approves", lambda shape, rows: False)
-    _, ours = product_jobs(served, "float32", None)[SHAPE, RowClass(5, 8)].candidates
+    _, ours = matmul_jobs(served, "float32", None)[SHAPE, RowClass(5, 8)].candidates
     with pytest.raises(CannotServe, match="disagrees"):
         ours.prepare()
 
@@ -161,7 +161,7 @@ def test_a_kernel_that_disagrees_cannot_serve(monkeypatch: pytest.MonkeyPatch) -
 
 @dataclass
 class ScriptedGpu:
-    """A GPU on which a product takes as long as its weights need to be read, times a factor of the rows."""
+    """A GPU on which a matmul takes as long as its weights need to be read, times a factor of the rows."""
 
     architecture: tuple[int, str]
     bandwidth: float
@@ -174,22 +174,22 @@ class ScriptedGpu:
     compile_seconds: float = 0.12
     error: Exception | None = None
     now: float = 0.0
-    log: list[tuple[ProductShape, RowClass]] = field(default_factory=list)
+    log: list[tuple[MatmulShape, RowClass]] = field(default_factory=list)
     compiled: set[object] = field(default_factory=set)
 
-    def jobs(self) -> dict[tuple[ProductShape, RowClass], TuningJob]:
+    def jobs(self) -> dict[tuple[MatmulShape, RowClass], TuningJob]:
         """The jobs of the model, with scripted candidates."""
         shapes = {(4096, 4096): 72, (4096, 1024): 72, (4096, 12288): 72, (12288, 4096): 36, (4096, 151936): 1}
         modules = {
-            ProductShape("bfloat16", "affine", 4, 64, *dims): [nn.Module()] * count for dims, count in shapes.items()
+            MatmulShape("bfloat16", "affine", 4, 64, *dims): [nn.Module()] * count for dims, count in shapes.items()
         }
-        products = cast(QuantizedProducts, SimpleNamespace(modules=lambda dtype: modules))
+        matmuls = cast(QuantizedMatmuls, SimpleNamespace(modules=lambda dtype: modules))
         return {
             key: replace(job, candidates=tuple(self._scripted(key, candidate) for candidate in job.candidates))
-            for key, job in product_jobs(products, "bfloat16", self.architecture).items()
+            for key, job in matmul_jobs(matmuls, "bfloat16", self.architecture).items()
         }
 
-    def _scripted(self, key: tuple[ProductShape, RowClass], candidate: Candidate) -> Candidate:
+    def _scripted(self, key: tuple[MatmulShape, RowClass], candidate: Candidate) -> Candidate:
         shape, rows = key
         limit = mlx_row_limit(shape, self.architecture)
         assert limit is not None
@@ -222,14 +222,14 @@ M5 = ScriptedGpu((17, "g"), 153e9, 0.3, 1.25, (1.15, 1.8, 2.6))
 M5_WITHOUT_NAX = replace(M5, mlx_matrix=3.4)
 
 
-def choose(gpu: ScriptedGpu, table: ChoiceTable | None = None) -> tuple[Autotuner, list[tuple[ProductShape, RowClass]]]:
+def choose(gpu: ScriptedGpu, table: ChoiceTable | None = None) -> tuple[Autotuner, list[tuple[MatmulShape, RowClass]]]:
     """One opening: the chooser, and the classes for which our kernel serves."""
     chooser, jobs = Autotuner(table, clock=lambda: gpu.now), gpu.jobs()
     chooser.choose(jobs.values())
     return chooser, [key for key, job in jobs.items() if chooser.chosen_candidate(job.key) == OURS]
 
 
-def row_counts(ours: list[tuple[ProductShape, RowClass]], outputs: int) -> set[int]:
+def row_counts(ours: list[tuple[MatmulShape, RowClass]], outputs: int) -> set[int]:
     return {n for shape, rows in ours if shape.outputs == outputs for n in range(rows.min_rows, rows.max_rows + 1)}
 
 

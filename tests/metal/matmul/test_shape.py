@@ -1,4 +1,4 @@
-"""Which products the kernel serves, and how a shape fills its threadgroup."""
+"""Which matmuls the kernel serves, and how a shape fills its threadgroup."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from cortexmlx.metal.products.shape import (
+from cortexmlx.metal.matmul.shape import (
     FORMATS,
+    MATMULS,
     MAX_PAIRS,
     MAX_ROWS,
-    PRODUCTS,
-    ProductShape,
+    MatmulShape,
     RowSplit,
     refusal,
     split_rows,
 )
 
-SHAPE = ProductShape("float16", "affine", 4, 64, 4096, 1000)
+SHAPE = MatmulShape("float16", "affine", 4, 64, 4096, 1000)
 EXPERTS = replace(SHAPE, experts=16)
 
 
@@ -41,7 +41,7 @@ EXPERTS = replace(SHAPE, experts=16)
         (EXPERTS, MAX_PAIRS + 1, "pairs"),
     ],
 )
-def test_what_the_kernel_does_not_serve_has_a_reason(shape: ProductShape, rows: int, reason: str) -> None:
+def test_what_the_kernel_does_not_serve_has_a_reason(shape: MatmulShape, rows: int, reason: str) -> None:
     refused = refusal(shape, rows)
     assert refused is not None and reason in refused
 
@@ -50,7 +50,7 @@ def test_what_the_kernel_does_not_serve_has_a_reason(shape: ProductShape, rows: 
 def test_what_it_serves_has_none(rows: int) -> None:
     assert refusal(SHAPE, rows) is None and refusal(replace(SHAPE, mode="mxfp4", group=32), rows) is None
     assert refusal(EXPERTS, MAX_PAIRS) is None and refusal(replace(EXPERTS, experts=8388), 8) is None
-    assert [p.label for p in PRODUCTS if refusal(p.shape, p.rows) is not None] == []
+    assert [p.label for p in MATMULS if refusal(p.shape, p.rows) is not None] == []
 
 
 @pytest.mark.parametrize(("inputs", "slices"), [(64, 1), (128, 2), (192, 2), (448, 4), (512, 8), (4096, 8), (14336, 8)])
@@ -79,7 +79,7 @@ def test_up_to_24_rows_are_one_part_of_tiles_of_8() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bytes_of_a_matrix_are_those_that_mlx_makes(mode: str, bits: int, group: int, dtype: str) -> None:
     parts = mx.quantize(mx.zeros((24, 128), getattr(mx, dtype)), group, bits, mode=mode)
-    shape = ProductShape(dtype, mode, bits, group, 128, 24)
+    shape = MatmulShape(dtype, mode, bits, group, 128, 24)
     assert shape.weight_bytes == sum(part.nbytes for part in parts)
 
 
@@ -90,4 +90,4 @@ def test_equal_shapes_are_one_key() -> None:
 def test_labels_tell_shapes_apart() -> None:
     assert SHAPE.label == "float16, 4 bits in groups of 64, 4096 to 1000"
     assert replace(EXPERTS, mode="mxfp4", group=32).label == "float16, mxfp4, 4096 to 1000, 16 experts"
-    assert len({product.label for product in PRODUCTS}) == len(PRODUCTS)
+    assert len({matmul.label for matmul in MATMULS}) == len(MATMULS)

@@ -1,16 +1,16 @@
-"""Faults of the quantized product: numbers of other places, sums that are not whole, rows of others, and its seam."""
+"""Faults of the quantized matmul: numbers of other places, sums that are not whole, rows of others, and its seam."""
 
 from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-TEXT, ENTRY = "metal/shaders/quantized_product.metal", "metal/products/kernel.py"
-SHAPE, SERVED = "metal/products/shape.py", "cortexmlx/products/served.py"
-SHARED = "cortexmlx/products/served.py"
+TEXT, ENTRY = "metal/shaders/quantized_matmul.metal", "metal/matmul/kernel.py"
+SHAPE, SERVED = "metal/matmul/shape.py", "cortexmlx/matmul/served.py"
+SHARED = "cortexmlx/matmul/served.py"
 
 _BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 
-TESTS = ("metal/products", "products", "engine/test_products_engine.py")
+TESTS = ("metal/matmul", "matmul", "engine/test_matmul_engine.py")
 """The tests that judge these faults."""
 
 FAULTS = (
@@ -92,14 +92,14 @@ FAULTS = (
         "min(SLICES, 1 << (self.inputs // self.group).bit_length() - 1)",
         "SLICES + 1",
     ),
-    Fault("products are served outside of a step", SERVED, "not self._in_step or ", ""),
+    Fault("matmuls are served outside of a step", SERVED, "not self._in_step or ", ""),
     Fault(
         "a step never ends",
         SERVED,
         "        finally:\n            self._in_step = False",
         "        finally:\n            pass",
     ),
-    Fault("the bias of a linear module is lost", SERVED, 'product + self["bias"] if "bias" in self else ', ""),
+    Fault("the bias of a linear module is lost", SERVED, 'matmul + self["bias"] if "bias" in self else ', ""),
     Fault("the biases of experts are lost", SERVED, 'mx.expand_dims(self["bias"][indices], -2)', "0.0"),
     Fault("modules stay as they were made", SERVED, "            module.__class__ = kind\n", ""),
     Fault("what disagrees is asked of all the same", SERVED, "return self._variant_approved[variant]", "return True"),
@@ -109,18 +109,18 @@ FAULTS = (
         "_SERVED.get(type(module))",
         "_SERVED.get(type(module).__mro__[1], _SERVED.get(type(module)))",
     ),
-    Fault("a product of another array is taken", SHARED, "self._input is not x or", "self._input is None or"),
+    Fault("a matmul of another array is taken", SHARED, "self._input is not x or", "self._input is None or"),
     Fault(
         "a part begins with its neighbour's",
         SHARED,
-        "self._product[..., begin:end]",
-        "self._product[..., : end - begin]",
+        "self._output[..., begin:end]",
+        "self._output[..., : end - begin]",
     ),
     Fault("weights in other groups are joined", SHARED, "module.bits, module.group_size, ", "module.bits, "),
-    Fault("a joint product is kept for ever", SHARED, "self._waiting.discard(id(module))", "pass"),
+    Fault("a joint matmul is kept for ever", SHARED, "self._waiting.discard(id(module))", "pass"),
     Fault("rows of a batch share, too", SERVED, "return rows == 1 and self._in_step", "return self._in_step"),
     Fault(
-        "attention is timed before products",
+        "attention is timed before matmuls",
         "cortexmlx/execution/autotuning.py",
         "*multiplications.values(), *pieces.values(), *attention.values()",
         "*attention.values(), *pieces.values(), *multiplications.values()",

@@ -1,4 +1,4 @@
-"""Engines whose quantized products are our kernel's, in the simulator: the tokens of mlx-lm, and of MLX's products."""
+"""Engines whose quantized matmuls are our kernel's, in the simulator: the tokens of mlx-lm, and of MLX's products."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.execution import execution_modes
 from cortexmlx.execution.autotuning import TIMING_VARIABLE
+from cortexmlx.matmul.autotuning import MLX, OURS, MatmulChoices
+from cortexmlx.matmul.served import QuantizedMatmuls
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
-from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.metal.matmul.shape import MatmulShape
 from support.engine.core_driver import Driver
 from support.engine.judge import assert_same, greedy
 from support.models.tiny import quantize_in_place, tokens_of, write_tiny
@@ -40,7 +40,7 @@ class FewRows:
     def __init__(self) -> None:
         self.served: Counter[tuple[bool, int]] = Counter()
 
-    def __call__(self, shape: ProductShape, rows: int) -> bool:
+    def __call__(self, shape: MatmulShape, rows: int) -> bool:
         serves = 2 <= rows <= 48
         self.served[shape.experts is not None, rows] += serves
         return serves
@@ -58,8 +58,8 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
     folder, use = quantized(tmp_path, name, form), FewRows()
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with monkeypatch.context() as patched, sim.options(checked=False):
-        served = QuantizedProducts(sim.metal_kernel, use)
-        patched.setattr(execution_modes, "_make_products", lambda backend: served)
+        served = QuantizedMatmuls(sim.metal_kernel, use)
+        patched.setattr(execution_modes, "_make_matmuls", lambda backend: served)
         driver = Driver(folder, dequantize=False, attention="sim")
         mine = driver.answers(PROMPTS, TOKENS)
         assert served.notes() == ()
@@ -86,8 +86,8 @@ def test_a_failed_step_has_the_kernel_checked_again(tmp_path: Path, monkeypatch:
         return call
 
     with sim.options(checked=False):
-        served = QuantizedProducts(noting, FewRows())
-        monkeypatch.setattr(execution_modes, "_make_products", lambda backend: served)
+        served = QuantizedMatmuls(noting, FewRows())
+        monkeypatch.setattr(execution_modes, "_make_matmuls", lambda backend: served)
         driver = Driver(folder, dequantize=False)
         runner, model = driver.core.runner, driver.core.loaded.model
         driver.answers(PROMPTS[:2], 3)
@@ -110,7 +110,7 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
     real = Autotuner.chosen_candidate
 
     def product_as_told(self: Autotuner, key: str) -> Any:
-        return chosen if key.startswith("product") else real(self, key)
+        return chosen if key.startswith("matmul") else real(self, key)
 
     monkeypatch.setattr(Autotuner, "chosen_candidate", product_as_told)
     monkeypatch.setattr("cortexmlx.autotune.chooser.time_candidates", lambda candidates, budget: None)
@@ -126,16 +126,16 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
 
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with sim.options(checked=False):
-        products = QuantizedProducts(counting, ProductChoices(), check=False)
-        monkeypatch.setattr(execution_modes, "_make_products", lambda backend: products)
+        products = QuantizedMatmuls(counting, MatmulChoices(), check=False)
+        monkeypatch.setattr(execution_modes, "_make_matmuls", lambda backend: products)
         driver = Driver(folder, dequantize=False, attention="sim", max_rows=4)
         mine = driver.answers(PROMPTS, TOKENS)
         kind = type(driver.core.loaded.model.model.layers[0].self_attn.o_proj).__name__
         assert kind == ("_ServedLinear" if chosen == OURS else "QuantizedLinear")
         choices = driver.core.stats().choices
-        rows = {choice.batch for choice in choices if choice.job.startswith("product")}
-        assert choices[0].job.startswith("product"), "there is most to gain"
+        rows = {choice.batch for choice in choices if choice.job.startswith("matmul")}
+        assert choices[0].job.startswith("matmul"), "there is most to gain"
         driver.core.release()
-    assert "5 to 8 rows" in rows and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
+    assert "5 to 8 rows" in rows and (asked["cortex_matmul_affine"] > 0) == (chosen == OURS)
     for prompt, answer in zip(PROMPTS, mine, strict=True):
         assert_same(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))

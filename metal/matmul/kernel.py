@@ -1,6 +1,6 @@
-"""The quantized product as `mx.fast.metal_kernel` objects, and its calls.
+"""The quantized matmul as `mx.fast.metal_kernel` objects, and its calls.
 
-The mathematics is in `shaders/quantized_product.metal`. This module has the entries: the lines between MLX's generated
+The mathematics is in `shaders/quantized_matmul.metal`. This module has the entries: the lines between MLX's generated
 signature and the kernel's function.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
-from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, split_rows
+from cortexmlx.metal.matmul.shape import EXPERT_ROWS, OUTPUTS, MatmulShape, split_rows
 from cortexmlx.metal.work import SMALL
 
-FILE = "quantized_product.metal"
+FILE = "quantized_matmul.metal"
 NO_EXPERT = (1 << 32) - 1
 """Fills up a list of experts to `SMALL`: a smaller input would be in another address space, and another kernel."""
 
@@ -41,8 +41,8 @@ def _weights_declaration(mode: str) -> str:
 def _kernel_call(mode: str, tiles: str, rows: str, matrix: str) -> str:
     """Return the Metal lines that call the kernel's function."""
     kinds = f"{_WEIGHTS[mode]}, {rows}"
-    return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
-      activations, weights, rows, uint(groups), {matrix}, first, outputs, products, sums,
+    return f"""quantized_matmul<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
+      activations, weights, rows, uint(groups), {matrix}, first, outputs, matmuls, sums,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
 
 
@@ -101,20 +101,20 @@ class QuantizedWeights:
         return [self.codes, self.scales, *([] if self.biases is None else [self.biases])]
 
 
-class ProductKernel:
-    """The quantized product kernels, made once by `factory`: one for each mode, with and without experts."""
+class MatmulKernel:
+    """The quantized matmul kernels, made once by `factory`: one for each mode, with and without experts."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._kernels = {
             (mode, experts): make_kernel(
                 factory,
-                f"cortex_product_{mode}" + ("_of_experts" if experts else ""),
+                f"cortex_matmul_{mode}" + ("_of_experts" if experts else ""),
                 inputs=[
                     *("activations", "weight_codes", "weight_scales"),
                     *(["weight_biases"] if mode == "affine" else []),
                     *(["expert_of_pair"] if experts else []),
                 ],
-                outputs=["products"],
+                outputs=["matmuls"],
                 entry=_make_expert_entry(mode) if experts else _make_entry(mode),
                 text=kernel_text(FILE),
                 copies=True,
@@ -124,33 +124,33 @@ class ProductKernel:
         }
 
     def __call__(
-        self, shape: ProductShape, x: mx.array, weights: QuantizedWeights, *, init_value: float | None = None
+        self, shape: MatmulShape, x: mx.array, weights: QuantizedWeights, *, init_value: float | None = None
     ) -> mx.array:
-        """Return the product of `x` `[..., inputs]` with a matrix: `[..., outputs]`.
+        """Return the matmul of `x` `[..., inputs]` with a matrix: `[..., outputs]`.
 
         `init_value` fills the output before the launch, which costs a launch of its own.
         """
         rows = x.size // shape.inputs
-        products: mx.array
-        (products,) = self._kernels[shape.mode, False](
+        matmuls: mx.array
+        (matmuls,) = self._kernels[shape.mode, False](
             inputs=[_flatten_rows(x, rows), *weights.arrays],
             output_shapes=[(*x.shape[:-1], shape.outputs)],
             output_dtypes=[x.dtype],
             init_value=init_value,
             **_launch_arguments(shape, rows),
         )
-        return products
+        return matmuls
 
     def multiply_experts(
         self,
-        shape: ProductShape,
+        shape: MatmulShape,
         x: mx.array,
         weights: QuantizedWeights,
         experts: mx.array,
         *,
         init_value: float | None = None,
     ) -> mx.array:
-        """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts: `[*experts.shape,
+        """Return the matmul of each row of `x` `[..., inputs]` with the matrices of its experts: `[*experts.shape,
         outputs]`.
 
         `experts` has equally many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`.
@@ -162,15 +162,15 @@ class ProductKernel:
         if pairs < SMALL:
             no_expert = mx.array(NO_EXPERT, mx.uint32)
             experts = mx.pad(experts.reshape(-1), (0, SMALL - pairs), constant_values=no_expert)
-        products: mx.array
-        (products,) = self._kernels[shape.mode, True](
+        matmuls: mx.array
+        (matmuls,) = self._kernels[shape.mode, True](
             inputs=[_flatten_rows(x, rows), *weights.arrays, experts],
             output_shapes=[(*of_pairs, shape.outputs)],
             output_dtypes=[x.dtype],
             init_value=init_value,
             **_expert_launch_arguments(shape, pairs),
         )
-        return products
+        return matmuls
 
 
 def _flatten_rows(x: mx.array, rows: int) -> mx.array:
@@ -179,19 +179,19 @@ def _flatten_rows(x: mx.array, rows: int) -> mx.array:
 
 
 @cache
-def _launch_arguments(shape: ProductShape, rows: int) -> dict[str, Any]:
+def _launch_arguments(shape: MatmulShape, rows: int) -> dict[str, Any]:
     """For a call without experts, return the arguments that depend only on the shape and the number of rows."""
     parts = split_rows(rows)
     return _shared_arguments(shape, (("TILES", parts.tiles),), parts.parts)
 
 
 @cache
-def _expert_launch_arguments(shape: ProductShape, pairs: int) -> dict[str, Any]:
+def _expert_launch_arguments(shape: MatmulShape, pairs: int) -> dict[str, Any]:
     """For a call with experts, return the arguments that depend only on the shape and the number of pairs."""
     return _shared_arguments(shape, (), pairs)
 
 
-def _shared_arguments(shape: ProductShape, extra_template: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
+def _shared_arguments(shape: MatmulShape, extra_template: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
     """Return a call's template arguments, grid and threadgroup. Shapes of one format and slice count share a kernel."""
     numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), *extra_template]
     return {

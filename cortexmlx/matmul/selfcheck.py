@@ -1,4 +1,4 @@
-"""Checks the quantized product on the GPU itself, against float64, at first use."""
+"""Checks the quantized matmul on the GPU itself, against float64, at first use."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.attention.selfcheck import UNWRITTEN_VALUE, VariantCheck, max_difference, read_output, run_check
-from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import (
+from cortexmlx.metal.matmul.kernel import MatmulKernel, QuantizedWeights
+from cortexmlx.metal.matmul.shape import (
     EXPERT_ROWS,
     OUTPUTS,
     SLICES,
     TILE,
-    ProductShape,
-    ProductVariant,
+    MatmulShape,
+    MatmulVariant,
     refusal,
 )
 
 
-def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
-    """Check our kernel on a small product of a shape and number of rows, and on one with many inputs. A failure of the
+def check_matmul(kernel: MatmulKernel, shape: MatmulShape, rows: int) -> VariantCheck:
+    """Check our kernel on a small matmul of a shape and number of rows, and on one with many inputs. A failure of the
     kernel is returned as a result. A failure of earlier work in flight is raised.
     """
 
-    def problem_error(p: ProductProblem) -> float:
+    def measure_problem_error(p: MatmulProblem) -> float:
         if p.experts is None:
             output = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
         else:
             output = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
-        return max_difference(read_output("product", p.shape.threads, output), p.expected)
+        return max_difference(read_output("matmul", p.shape.threads, output), p.expected)
 
     def measure_error() -> float:
-        error = problem_error(make_problem(shape, rows))
-        return max(error, problem_error(make_large_problem(shape, rows))) if shape.slices == SLICES else error
+        error = measure_problem_error(make_problem(shape, rows))
+        return max(error, measure_problem_error(make_large_problem(shape, rows))) if shape.slices == SLICES else error
 
-    return run_check(ProductVariant(shape, rows), refusal(shape, rows), measure_error, judge="the product in float64")
+    return run_check(MatmulVariant(shape, rows), refusal(shape, rows), measure_error, judge="the matmul in float64")
 
 
-# Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.
+# Small problems for the quantized matmul, and their answers in float64 by NumPy. Nothing of MLX computes them.
 
 
 EXPERTS = (0,) * (2 * EXPERT_ROWS + 8) + (3, 1, 1, 3, 1)
@@ -50,7 +50,7 @@ _FAR_OFFSET = 1 << 16
 """An offset that 16 bits do not hold."""
 
 _LARGE_POWER, _HALF_POWER = 17, -4
-"""Powers of two by which the activations of large products differ. No half holds the larger ones. With halves they are
+"""Powers of two by which the activations of large matmuls differ. No half holds the larger ones. With halves they are
 smaller, since the scales of that many inputs would be subnormal otherwise.
 """
 
@@ -61,27 +61,27 @@ Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ProductProblem:
-    """A small product and its exact result: `rows` times `weights`, or those of `experts`, gives `expected` `[rows or
+class MatmulProblem:
+    """A small matmul and its exact result: `rows` times `weights`, or those of `experts`, gives `expected` `[rows or
     pairs, outputs]`.
     """
 
-    shape: ProductShape
+    shape: MatmulShape
     rows: mx.array
     weights: QuantizedWeights
     experts: mx.array | None
     expected: Float64Array
 
 
-def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProblem:
-    """Return a small product that tests the kernel for a shape and number of rows: it has the shape's slices, with
+def make_problem(shape: MatmulShape, rows: int, seed: int = 7) -> MatmulProblem:
+    """Return a small matmul that tests the kernel for a shape and number of rows: it has the shape's slices, with
     unequal numbers of groups, and a last threadgroup with a single output. The results are of order 1.
     """
     return _draw_problem(shape, (2 * shape.slices - 1) * shape.group, rows, 0, seed)
 
 
-def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> ProductProblem:
-    """Return a product with so many inputs that offsets of rows need more than 16 bits, and with activations beyond a
+def make_large_problem(shape: MatmulShape, rows: int, seed: int = 8) -> MatmulProblem:
+    """Return a matmul with so many inputs that offsets of rows need more than 16 bits, and with activations beyond a
     half's range if the dtype holds them. The results are of order 1. The rows are those of whole tiles, so that few
     rows need no more memory.
     """
@@ -92,8 +92,8 @@ def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> Product
     return _draw_problem(shape, max(groups, 2 * SLICES) * shape.group, rows, power, seed)
 
 
-def _draw_problem(shape: ProductShape, inputs: int, rows: int, power: int, seed: int) -> ProductProblem:
-    """Draw the random inputs of a matrix product. Activations are 2^`power` times larger than usual, and weights as
+def _draw_problem(shape: MatmulShape, inputs: int, rows: int, power: int, seed: int) -> MatmulProblem:
+    """Draw the random inputs of a matmul. Activations are 2^`power` times larger than usual, and weights as
     much smaller.
     """
     small_shape = replace(
@@ -111,7 +111,7 @@ def _draw_problem(shape: ProductShape, inputs: int, rows: int, power: int, seed:
     row_experts = pairs or (0,) * rows
     expected = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(row_experts, x, strict=True)])
     stacked_arrays = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
-    return ProductProblem(
+    return MatmulProblem(
         small_shape,
         mx.array(x).astype(getattr(mx, small_shape.dtype)),
         make_mlx_weights(
@@ -123,7 +123,7 @@ def _draw_problem(shape: ProductShape, inputs: int, rows: int, power: int, seed:
 
 
 def draw_weights(
-    shape: ProductShape, random: np.random.Generator, power: int = 0
+    shape: MatmulShape, random: np.random.Generator, power: int = 0
 ) -> tuple[list[npt.NDArray[np.generic]], Float64Array]:
     """Draw random quantized weights, for activations that are 2^`power` times larger than usual. Return their arrays
     `[outputs, ...]` (codes, scales and, if affine, biases), and the numbers that they stand for. Scales and biases are
@@ -143,7 +143,7 @@ def draw_weights(
     return [words, scales.astype(np.float32), biases.astype(np.float32)], numbers
 
 
-def make_mlx_weights(shape: ProductShape, parts: list[npt.NDArray[np.generic]]) -> QuantizedWeights:
+def make_mlx_weights(shape: MatmulShape, parts: list[npt.NDArray[np.generic]]) -> QuantizedWeights:
     """Return the arrays of `draw_weights` as MLX arrays, as the kernel reads them."""
     codes, scales, *biases = (mx.array(part) for part in parts)
     dtype = getattr(mx, shape.dtype)

@@ -1,4 +1,4 @@
-"""A model's quantized modules ask whether our kernel serves, in steps alone. MLX's own products judge."""
+"""A model's quantized modules ask whether our kernel serves, in steps alone. MLX's own matmuls judge."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
+from cortexmlx.matmul.served import QuantizedMatmuls, Use
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.products.served import QuantizedProducts, Use
+from cortexmlx.metal.matmul.shape import MatmulShape
 
 
 class Calls:
-    """`use` for all products, or none, that notes them."""
+    """`use` for all matmuls, or none, that notes them."""
 
     def __init__(self, answer: bool = True) -> None:
         self.answer = answer
-        self.asked: list[tuple[ProductShape, int]] = []
+        self.asked: list[tuple[MatmulShape, int]] = []
 
-    def __call__(self, shape: ProductShape, rows: int) -> bool:
+    def __call__(self, shape: MatmulShape, rows: int) -> bool:
         self.asked.append((shape, rows))
         return self.answer
 
@@ -65,8 +65,8 @@ def launches_of(factory: Callable[..., Any], launched: list[str]) -> Callable[..
     return make
 
 
-def products(use: Use, launched: list[str] | None = None) -> QuantizedProducts:
-    return QuantizedProducts(launches_of(sim.metal_kernel, [] if launched is None else launched), use, check=False)
+def matmuls(use: Use, launched: list[str] | None = None) -> QuantizedMatmuls:
+    return QuantizedMatmuls(launches_of(sim.metal_kernel, [] if launched is None else launched), use, check=False)
 
 
 ROWS = draw(3, 1, 64)
@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Model], mx.array]] = {
 def test_products_in_a_step_are_those_of_mlx(name: str) -> None:
     model, launched = Model(), list[str]()
     wanted = CALLS[name](model)
-    served = products(Calls(), launched)
+    served = matmuls(Calls(), launched)
     assert served.install(model) == 6
     with served.step():
         got = CALLS[name](model)
@@ -96,7 +96,7 @@ def test_products_in_a_step_are_those_of_mlx(name: str) -> None:
 def test_outside_of_a_step_and_where_use_says_no_they_are_mlxs_own() -> None:
     model, launched, use = Model(), list[str](), Calls(answer=False)
     wanted = {name: np.array(call(model)) for name, call in CALLS.items()}
-    served = products(use, launched)
+    served = matmuls(use, launched)
     served.install(model)
     outside = {name: np.array(call(model)) for name, call in CALLS.items()}
     assert not use.asked
@@ -109,18 +109,18 @@ def test_outside_of_a_step_and_where_use_says_no_they_are_mlxs_own() -> None:
 
 def test_use_is_asked_with_the_shape_and_the_rows() -> None:
     model, use = Model(), Calls(answer=False)
-    served = products(use)
+    served = matmuls(use)
     served.install(model)
     with served.step():
         CALLS["linear"](model)
         CALLS["switch"](model)
     form = ("float32", "affine", 4, 32, 64)
-    assert use.asked == [(ProductShape(*form, 48), 3), (ProductShape(*form, 32, experts=5), 6)]
+    assert use.asked == [(MatmulShape(*form, 48), 3), (MatmulShape(*form, 32, experts=5), 6)]
 
 
 def test_an_exception_in_a_step_ends_it() -> None:
     model, use = Model(), Calls()
-    served = products(use)
+    served = matmuls(use)
     served.install(model)
     with pytest.raises(ZeroDivisionError), served.step():
         _ = 1 / 0
@@ -132,7 +132,7 @@ def test_modules_are_left_as_they_were() -> None:
     model = Model()
     before = {name: (type(module), dict(vars(module))) for name, module in model.named_modules()}
     parameters = [name for name, _ in nn.utils.tree_flatten(model.parameters())]
-    served = products(Calls())
+    served = matmuls(Calls())
     served.install(model)
     assert type(model.linear) is not nn.QuantizedLinear and isinstance(model.linear, nn.QuantizedLinear)
     assert isinstance(model.switch, QuantizedSwitchLinear)
@@ -146,7 +146,7 @@ def test_the_embedding_still_embeds() -> None:
     model = Model()
     tokens = mx.array([[1], [7]])
     wanted = np.array(model.embedding(tokens))
-    served = products(Calls())
+    served = matmuls(Calls())
     served.install(model)
     with served.step():
         assert np.array_equal(np.array(model.embedding(tokens)), wanted)
@@ -166,8 +166,8 @@ def test_what_the_kernel_cannot_serve_is_left_alone(caplog: pytest.LogCaptureFix
     model.turned = nn.QuantizedLinear(64, 64, False, 32, 4)
     model.turned.weight = mx.contiguous(model.turned.weight.T).T
     with caplog.at_level(logging.WARNING):
-        assert products(Calls()).install(model) == 0
-    assert "not contiguous" in caplog.text and "product" not in vars(model.turned)
+        assert matmuls(Calls()).install(model) == 0
+    assert "not contiguous" in caplog.text and "matmul" not in vars(model.turned)
     assert [type(module) for module in (model.own, model.wide, model.turned)] == [
         Own,
         nn.QuantizedLinear,
@@ -177,7 +177,7 @@ def test_what_the_kernel_cannot_serve_is_left_alone(caplog: pytest.LogCaptureFix
 
 def test_rows_of_another_dtype_than_the_scales_are_mlxs() -> None:
     model, use = Model(), Calls()
-    served = products(use)
+    served = matmuls(use)
     served.install(model)
     with served.step():
         model.linear(draw(3, 1, 64, dtype=mx.float16))
@@ -190,7 +190,7 @@ def test_mxfp4_has_the_dtype_of_its_rows(dtype: mx.Dtype) -> None:
     model.linear = nn.QuantizedLinear(64, 48, False, mode="mxfp4")
     x = draw(3, 1, 64, dtype=dtype)
     wanted = model.linear(x)
-    served = products(use)
+    served = matmuls(use)
     served.install(model)
     with served.step():
         got = model.linear(x)
@@ -201,7 +201,7 @@ def test_mxfp4_has_the_dtype_of_its_rows(dtype: mx.Dtype) -> None:
 
 def test_more_rows_than_the_kernel_has_are_mlxs() -> None:
     model, launched = Model(), list[str]()
-    served = products(Calls(), launched)
+    served = matmuls(Calls(), launched)
     served.install(model)
     with served.step():
         model.linear(draw(33, 1, 64))
@@ -215,16 +215,16 @@ def test_a_kernel_that_disagrees_is_disabled_until_it_is_reconsidered(caplog: py
     def wrong(*, header: str, **options: Any) -> Any:
         return launches_of(sim.metal_kernel, launched)(header=header.replace("T(sum)", "T(2.0f * sum)"), **options)
 
-    served = QuantizedProducts(wrong, Calls())
+    served = QuantizedMatmuls(wrong, Calls())
     served.install(model)
     wanted = np.array(model.linear(ROWS))
     with served.step(), caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert np.array_equal(np.array(model.linear(ROWS)), wanted)
     assert len(launched) == 1, "the check's own launch"
-    assert "differs from the product in float64" in served.notes()[0]
+    assert "differs from the matmul in float64" in served.notes()[0]
     assert (
-        caplog.text.count("products (float32, 4 bits in groups of 32, 64 to 48, 3 rows) runs on MLX's own kernels") == 1
+        caplog.text.count("matmuls (float32, 4 bits in groups of 32, 64 to 48, 3 rows) runs on MLX's own kernels") == 1
     )
     served.reconsider()
     assert served.notes() == ()
@@ -236,8 +236,8 @@ def test_a_kernel_that_disagrees_is_disabled_until_it_is_reconsidered(caplog: py
 def test_each_kernel_is_checked() -> None:
     """One for each format, number of slices and number of tiles."""
     launched = list[str]()
-    served = QuantizedProducts(launches_of(sim.metal_kernel, launched), Calls())
-    form = ProductShape("float32", "affine", 4, 32, 64, 48)
+    served = QuantizedMatmuls(launches_of(sim.metal_kernel, launched), Calls())
+    form = MatmulShape("float32", "affine", 4, 32, 64, 48)
     changes: list[dict[str, Any]] = [{}, {}, {"mode": "mxfp4"}, {"inputs": 128}]
     for checks, (change, rows) in enumerate(zip(changes, (8, 16, 8, 8), strict=True)):
         assert served.approves(replace(form, **change), rows) and len(launched) == checks + 1
@@ -256,7 +256,7 @@ def test_gate_and_down_projections_of_experts_are_one_variant() -> None:
 
         return call
 
-    served = QuantizedProducts(noting, Calls(), check=False)
+    served = QuantizedMatmuls(noting, Calls(), check=False)
     served.install(model)
     with served.step():
         for name in ("switch", "a row for each pair"):

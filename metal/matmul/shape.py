@@ -1,4 +1,4 @@
-"""The shape of a product with quantized weights, the rules which shapes the kernel serves, and its threadgroup."""
+"""The shape of a matmul with quantized weights, the rules which shapes the kernel serves, and its threadgroup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TILES = 3
 """The most tiles of rows that a simdgroup holds: more would not fit its registers."""
 
 MAX_ROWS = 32
-"""The most rows of a product."""
+"""The most rows of a matmul."""
 
 EXPERT_ROWS = 16
 """Rows of an expert that are computed together. With more, its weights are read once more for each 16."""
@@ -38,8 +38,8 @@ SLICES = 8
 
 
 @dataclass(frozen=True)
-class ProductShape:
-    """The shape of a product with quantized weights `[outputs, inputs]`, or several experts', and the rows' dtype."""
+class MatmulShape:
+    """The shape of a matmul with quantized weights `[outputs, inputs]`, or several experts', and the rows' dtype."""
 
     dtype: str
     """The dtype of the rows and the result. It is that of affine scales and biases, too."""
@@ -94,46 +94,46 @@ class ProductShape:
 
 
 @dataclass(frozen=True)
-class ProductRule:
-    """A condition that a product's shape and number of rows must meet, and the `reason` to give if they do not."""
+class MatmulRule:
+    """A condition that a matmul's shape and number of rows must meet, and the `reason` to give if they do not."""
 
-    holds: Callable[[ProductShape, int], bool]
+    holds: Callable[[MatmulShape, int], bool]
     reason: str
 
 
 RULES = (
-    ProductRule(lambda s, _: s.dtype in DTYPES, "the kernel multiplies float32, float16 and bfloat16"),
-    ProductRule(
+    MatmulRule(lambda s, _: s.dtype in DTYPES, "the kernel multiplies float32, float16 and bfloat16"),
+    MatmulRule(
         lambda s, _: (s.mode, s.bits, s.group) in FORMATS,
         "the kernel reads 4 and 8 bits in groups of 32 or 64, and mxfp4",
     ),
-    ProductRule(lambda s, _: s.inputs > 0 and s.inputs % s.group == 0, "inputs must be cut into whole groups"),
-    ProductRule(lambda s, _: s.outputs > 0, "there must be an output"),
-    ProductRule(lambda s, _: s.experts is None or s.experts > 0, "there must be an expert"),
-    ProductRule(
+    MatmulRule(lambda s, _: s.inputs > 0 and s.inputs % s.group == 0, "inputs must be cut into whole groups"),
+    MatmulRule(lambda s, _: s.outputs > 0, "there must be an output"),
+    MatmulRule(lambda s, _: s.experts is None or s.experts > 0, "there must be an expert"),
+    MatmulRule(
         lambda s, _: (s.experts or 1) * s.outputs * s.inputs // s.group >= SMALL,
         f"an input of fewer than {SMALL} numbers, as its scales are, would be in another address space",
     ),
-    ProductRule(
+    MatmulRule(
         lambda s, _: (s.experts or 1) * s.outputs * s.inputs * s.bits // 32 <= MAX_WORDS,
         "codes of more than 16 GiB have more 32-bit words than the kernel counts",
     ),
-    ProductRule(lambda s, rows: s.experts is not None or 0 < rows <= MAX_ROWS, f"a product has 1 to {MAX_ROWS} rows"),
-    ProductRule(
+    MatmulRule(lambda s, rows: s.experts is not None or 0 < rows <= MAX_ROWS, f"a matmul has 1 to {MAX_ROWS} rows"),
+    MatmulRule(
         lambda s, rows: s.experts is None or 0 < rows <= MAX_PAIRS,
-        f"a product of experts has 1 to {MAX_PAIRS} pairs of a token and an expert",
+        f"a matmul of experts has 1 to {MAX_PAIRS} pairs of a token and an expert",
     ),
 )
 
 
-def refusal(shape: ProductShape, rows: int) -> str | None:
-    """Return why the kernel refuses a product of `rows` rows (token-expert pairs with experts); None if it does not."""
+def refusal(shape: MatmulShape, rows: int) -> str | None:
+    """Return why the kernel refuses a matmul of `rows` rows (token-expert pairs with experts); None if it does not."""
     return next((rule.reason for rule in RULES if not rule.holds(shape, rows)), None)
 
 
 @dataclass(frozen=True)
 class RowSplit:
-    """How the rows of a product are split: into `parts` of `tiles` tiles each. Each part reads the weights once."""
+    """How the rows of a matmul are split: into `parts` of `tiles` tiles each. Each part reads the weights once."""
 
     parts: int
     tiles: int
@@ -147,10 +147,10 @@ def split_rows(rows: int) -> RowSplit:
 
 
 @dataclass(frozen=True)
-class ProductVariant:
-    """A product that the kernel is checked on: the shape, and a number of rows (with experts: token-expert pairs)."""
+class MatmulVariant:
+    """A matmul that the kernel is checked on: the shape, and a number of rows (with experts: token-expert pairs)."""
 
-    shape: ProductShape
+    shape: MatmulShape
     rows: int
 
     @property
@@ -160,21 +160,21 @@ class ProductVariant:
 
     @property
     def label(self) -> str:
-        """A short description of the product for tables and logs."""
+        """A short description of the matmul for tables and logs."""
         return f"{self.shape.label}, {self.rows} {'rows' if self.shape.experts is None else 'pairs'}"
 
 
-PRODUCTS: tuple[ProductVariant, ...] = (
+MATMULS: tuple[MatmulVariant, ...] = (
     *(
-        ProductVariant(ProductShape(dtype, mode, bits, group, 4096, 4096), rows)
+        MatmulVariant(MatmulShape(dtype, mode, bits, group, 4096, 4096), rows)
         for dtype in DTYPES
         for mode, bits, group in FORMATS
         for rows in (8, 16)
     ),
-    *(ProductVariant(ProductShape(dtype, "affine", bits, 64, 4096, 4096), 24) for dtype in DTYPES for bits in (4, 8)),
+    *(MatmulVariant(MatmulShape(dtype, "affine", bits, 64, 4096, 4096), 24) for dtype in DTYPES for bits in (4, 8)),
     *(
-        ProductVariant(ProductShape("bfloat16", mode, bits, group, 2048, 768, experts=8), 16)
+        MatmulVariant(MatmulShape("bfloat16", mode, bits, group, 2048, 768, experts=8), 16)
         for mode, bits, group in (("affine", 4, 64), ("affine", 8, 64), ("mxfp4", 4, 32))
     ),
 )
-"""The products in `CHECKED`, the list of checked.py. They cover every format and dtype, and the tiles of rows."""
+"""The matmuls in `CHECKED`, the list of checked.py. They cover every format and dtype, and the tiles of rows."""

@@ -1,4 +1,4 @@
-"""Linear modules that get the same array: one product for a lone row, with the same bits."""
+"""Linear modules that get the same array: one matmul for a lone row, with the same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortexmlx.matmul import served
+from cortexmlx.matmul.served import QuantizedMatmuls
 from cortexmlx.metal.lab import sim
-from cortexmlx.products import served
-from cortexmlx.products.served import QuantizedProducts
 
 
 def linear(outputs: int, seed: int, group: int = 32, bias: bool = False, mode: str = "affine") -> nn.QuantizedLinear:
@@ -42,10 +42,10 @@ def no_kernel(shape: Any, rows: int) -> bool:
     return False
 
 
-def shared(layer: Layer) -> tuple[QuantizedProducts, int]:
-    products = QuantizedProducts(sim.metal_kernel, no_kernel, check=False)
-    products.install(layer)
-    return products, products.share_inputs(lambda: layer(mx.zeros((2, 1, 64))))
+def shared(layer: Layer) -> tuple[QuantizedMatmuls, int]:
+    matmuls = QuantizedMatmuls(sim.metal_kernel, no_kernel, check=False)
+    matmuls.install(layer)
+    return matmuls, matmuls.share_inputs(lambda: layer(mx.zeros((2, 1, 64))))
 
 
 def row(seed: int, rows: int = 1) -> mx.array:
@@ -53,14 +53,14 @@ def row(seed: int, rows: int = 1) -> mx.array:
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4"])
-def test_a_lone_row_has_the_same_bits_by_fewer_products(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_row_has_the_same_bits_by_fewer_matmuls(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(mode)
     wanted, several = np.array(layer(row(0))), np.array(layer(row(1, 3)))
-    products, saved = shared(layer)
+    matmuls, saved = shared(layer)
     assert saved == 3, "queries, keys and values, and two of the MLP: biases differ, and are added after it"
     multiplied, real = [], mx.quantized_matmul
     monkeypatch.setattr(mx, "quantized_matmul", lambda *given, **more: multiplied.append(1) or real(*given, **more))
-    with products.step():
+    with matmuls.step():
         assert np.array_equal(np.array(layer(row(0))), wanted) and len(multiplied) == 3
         multiplied.clear()
         assert np.array_equal(np.array(layer(row(1, 3))), several) and len(multiplied) == 6
@@ -84,8 +84,8 @@ def test_joining_holds_the_weights_of_one_group_twice_and_no_others() -> None:
         for module in (model.layers[0].gate, model.layers[0].up)
         for name in ("weight", "scales", "biases")
     )
-    products = QuantizedProducts(sim.metal_kernel, no_kernel, check=False)
-    products.install(model)
+    matmuls = QuantizedMatmuls(sim.metal_kernel, no_kernel, check=False)
+    matmuls.install(model)
 
     def run_lazily() -> None:
         x = mx.zeros((2, 1, 64))
@@ -93,38 +93,38 @@ def test_joining_holds_the_weights_of_one_group_twice_and_no_others() -> None:
             x = layer(mx.concatenate([x, x], axis=-1)[..., :64])
 
     mx.reset_peak_memory()
-    assert products.share_inputs(run_lazily) == 12 * 3
+    assert matmuls.share_inputs(run_lazily) == 12 * 3
     assert mx.get_peak_memory() <= weights + 6 * one
 
 
 @given(calls=st.lists(st.tuples(st.sampled_from("qkv"), st.integers(0, 2)), max_size=12))
-def test_any_order_of_calls_gives_each_module_its_own_product(calls: list[tuple[str, int]]) -> None:
+def test_any_order_of_calls_gives_each_module_its_own_matmul(calls: list[tuple[str, int]]) -> None:
     """Also one that is left out, comes twice, or gets another array."""
     layer, rows = Layer(), [row(n) for n in range(3)]
     wanted = {(name, n): np.array(getattr(layer, name)(rows[n])) for name in "qkv" for n in range(3)}
-    products, _ = shared(layer)
-    with products.step():
+    matmuls, _ = shared(layer)
+    with matmuls.step():
         for name, n in calls:
             assert np.array_equal(np.array(getattr(layer, name)(rows[n])), wanted[name, n])
 
 
 def test_nothing_is_kept_of_a_step_whose_modules_were_all_called() -> None:
     layer = Layer()
-    products, _ = shared(layer)
-    with products.step():
+    matmuls, _ = shared(layer)
+    with matmuls.step():
         layer(row(0))
-    assert layer.q.product.shared._input is None and layer.q.product.shared._product is None
+    assert layer.q.matmul.shared._input is None and layer.q.matmul.shared._output is None
 
 
 def test_modules_without_a_shared_input_get_their_classes_back_and_can_be_served_again() -> None:
     layer = Layer()
-    products, _ = shared(layer)
-    products.keep_shared()
+    matmuls, _ = shared(layer)
+    matmuls.keep_shared()
     kinds = {name: type(getattr(layer, name)).__name__ for name in ("q", "up", "w")}
     assert kinds == {"q": "_ServedLinear", "up": "_ServedLinear", "w": "QuantizedLinear"}
-    products.install(layer)
-    assert type(layer.w).__name__ == "_ServedLinear" and layer.q.product.shared is layer.k.product.shared
-    products.remove()
+    matmuls.install(layer)
+    assert type(layer.w).__name__ == "_ServedLinear" and layer.q.matmul.shared is layer.k.matmul.shared
+    matmuls.remove()
     assert type(layer.q) is type(layer.w) is nn.QuantizedLinear
 
 
@@ -136,6 +136,6 @@ def test_without_memory_to_join_them_weights_stay_apart(monkeypatch: pytest.Monk
         raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
 
     monkeypatch.setattr(served, "SharedInput", refuse)
-    products, saved = shared(layer)
-    with products.step():
+    matmuls, saved = shared(layer)
+    with matmuls.step():
         assert saved == 0 and np.array_equal(np.array(layer(row(0))), wanted)

@@ -1,4 +1,4 @@
-"""The self-check of the quantized product: what is right agrees, and what can go wrong on a GPU is said."""
+"""The self-check of the quantized matmul: what is right agrees, and what can go wrong on a GPU is said."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx.matmul.selfcheck import check_matmul
 from cortexmlx.metal.kernels import minify
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.kernel import ProductKernel
-from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.products.selfcheck import check_product
+from cortexmlx.metal.matmul.kernel import MatmulKernel
+from cortexmlx.metal.matmul.shape import MatmulShape
 
-SHAPE = ProductShape("float16", "affine", 4, 64, 256, 5000)
+SHAPE = MatmulShape("float16", "affine", 4, 64, 256, 5000)
 EXPERTS = replace(SHAPE, mode="mxfp4", group=32, inputs=128, experts=128)
 
 
@@ -26,27 +26,27 @@ LARGE = replace(SHAPE, inputs=4096)
     [(SHAPE, 9), (EXPERTS, 48), (LARGE, 8), (replace(LARGE, dtype="bfloat16", experts=8), 16)],
     ids=["one matrix", "experts", "many inputs", "large activations"],
 )
-def test_the_kernel_agrees(shape: ProductShape, rows: int) -> None:
-    check = check_product(ProductKernel(sim.metal_kernel), shape, rows)
-    assert check.agrees and "agrees with the product in float64" in check.outcome
+def test_the_kernel_agrees(shape: MatmulShape, rows: int) -> None:
+    check = check_matmul(MatmulKernel(sim.metal_kernel), shape, rows)
+    assert check.agrees and "agrees with the matmul in float64" in check.outcome
 
 
 @pytest.mark.parametrize(("shape", "rows"), [(SHAPE, 9), (EXPERTS, 48)], ids=["one matrix", "experts"])
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("T(sum)", "T(1.05f * sum)", "differs from the product in float64"),
+        ("T(sum)", "T(1.05f * sum)", "differs from the matmul in float64"),
         ("T(sum)", "T(sum / 0.0f)", "NaN or infinity"),
         ("t * 8 + row < rows.count &&", "t * 8 + row < rows.count - 1 &&", "unwritten"),
         ("T(sum);", "T(never);", "does not compile"),
     ],
 )
-def test_a_wrong_kernel_is_found(shape: ProductShape, rows: int, right: str, wrong: str, said: str) -> None:
+def test_a_wrong_kernel_is_found(shape: MatmulShape, rows: int, right: str, wrong: str, said: str) -> None:
     def factory(*, header: str, **options: Any) -> Any:
         assert right in header
         return sim.metal_kernel(header=header.replace(right, wrong), **options)
 
-    check = check_product(ProductKernel(factory), shape, rows)
+    check = check_matmul(MatmulKernel(factory), shape, rows)
     said = "does not run" if said == "does not compile" else said  # the simulator's words are not Apple's
     assert not check.agrees and said in check.outcome
 
@@ -71,14 +71,14 @@ LAST_BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n}"
     ids=["offsets of 16 bits", "signed offsets", "rows as halves", "no barrier after the last tile"],
 )
 def test_what_shows_only_in_large_products_is_found(
-    shape: ProductShape, rows: int, right: str, wrong: str, said: str
+    shape: MatmulShape, rows: int, right: str, wrong: str, said: str
 ) -> None:
     def factory(*, header: str, **options: Any) -> Any:
         right_text, wrong_text = minify(right), minify(wrong)
         assert right_text in header
         return sim.metal_kernel(header=header.replace(right_text, wrong_text), **options)
 
-    check = check_product(ProductKernel(factory), shape, rows)
+    check = check_matmul(MatmulKernel(factory), shape, rows)
     assert not check.agrees and said in f"{check.outcome} {check.message}"
 
 
@@ -91,9 +91,9 @@ def test_a_dropped_launch_is_found() -> None:
 
         return call
 
-    assert "launch was dropped" in check_product(ProductKernel(factory), SHAPE, 9).outcome
+    assert "launch was dropped" in check_matmul(MatmulKernel(factory), SHAPE, 9).outcome
 
 
 def test_what_is_not_served_does_not_run() -> None:
-    check = check_product(ProductKernel(sim.metal_kernel), replace(SHAPE, bits=5), 9)
+    check = check_matmul(MatmulKernel(sim.metal_kernel), replace(SHAPE, bits=5), 9)
     assert not check.agrees and "4 and 8 bits" in check.outcome

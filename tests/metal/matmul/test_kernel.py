@@ -1,4 +1,4 @@
-"""The quantized product in the simulator, and on a GPU with `-m metal`. MLX quantizes and dequantizes on the CPU, and
+"""The quantized matmul in the simulator, and on a GPU with `-m metal`. MLX quantizes and dequantizes on the CPU, and
 NumPy multiplies in float64.
 """
 
@@ -14,8 +14,8 @@ import pytest
 
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import FORMATS, MAX_WORDS, ProductShape
+from cortexmlx.metal.matmul.kernel import MatmulKernel, QuantizedWeights
+from cortexmlx.metal.matmul.shape import FORMATS, MAX_WORDS, MatmulShape
 
 Floats = np.ndarray
 TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3}
@@ -25,12 +25,12 @@ AFFINE, MXFP4 = ("affine", 4, 64), ("mxfp4", 4, 32)
 
 
 @pytest.fixture(scope="module")
-def kernel(factory: KernelFactory) -> ProductKernel:
-    return ProductKernel(factory)
+def kernel(factory: KernelFactory) -> MatmulKernel:
+    return MatmulKernel(factory)
 
 
 @cache
-def weights_of(shape: ProductShape) -> tuple[QuantizedWeights, Floats]:
+def weights_of(shape: MatmulShape) -> tuple[QuantizedWeights, Floats]:
     """Random weights, and what MLX says that they stand for."""
     matrices = (shape.experts or 1, shape.outputs, shape.inputs)
     numbers = mx.array(np.random.default_rng(5).standard_normal(matrices).astype(np.float32))
@@ -44,7 +44,7 @@ def weights_of(shape: ProductShape) -> tuple[QuantizedWeights, Floats]:
     return QuantizedWeights(codes, scales, biases[0] if biases else None), np.array(meant).astype(np.float64)
 
 
-def rows_of(shape: ProductShape, rows: int, seed: int = 0) -> mx.array:
+def rows_of(shape: MatmulShape, rows: int, seed: int = 0) -> mx.array:
     numbers = np.random.default_rng(seed).standard_normal((rows, shape.inputs))
     return mx.array(numbers.astype(np.float32)).astype(getattr(mx, shape.dtype))
 
@@ -60,9 +60,9 @@ def error(got: mx.array, wanted: Floats) -> float:
 
 def shape_of(
     form: tuple[str, int, int], groups: int = 5, outputs: int = 43, dtype: str = "float16", experts: int | None = None
-) -> ProductShape:
+) -> MatmulShape:
     mode, bits, group = form
-    return ProductShape(dtype, mode, bits, group, groups * group, outputs, experts)
+    return MatmulShape(dtype, mode, bits, group, groups * group, outputs, experts)
 
 
 def fast_and_slow() -> Iterator[Any]:
@@ -76,7 +76,7 @@ def fast_and_slow() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("form", "dtype", "rows"), fast_and_slow(), ids=str)
 def test_the_product_is_that_of_float64(
-    kernel: ProductKernel, form: tuple[str, int, int], dtype: str, rows: int
+    kernel: MatmulKernel, form: tuple[str, int, int], dtype: str, rows: int
 ) -> None:
     shape = shape_of(form, dtype=dtype)
     weights, meant = weights_of(shape)
@@ -86,7 +86,7 @@ def test_the_product_is_that_of_float64(
 
 
 @pytest.mark.parametrize("form", [AFFINE, *(pytest.param(f, marks=pytest.mark.slow) for f in FORMATS)], ids=str)
-def test_a_row_is_bitwise_the_same_alone_and_with_any_others(kernel: ProductKernel, form: tuple[str, int, int]) -> None:
+def test_a_row_is_bitwise_the_same_alone_and_with_any_others(kernel: MatmulKernel, form: tuple[str, int, int]) -> None:
     """With few and many rows, in any place."""
     shape = shape_of(form, groups=9, outputs=35)
     weights, meant = weights_of(shape)
@@ -99,7 +99,7 @@ def test_a_row_is_bitwise_the_same_alone_and_with_any_others(kernel: ProductKern
 
 
 @pytest.mark.parametrize(("groups", "outputs"), [(1, 9), (2, 31), (3, 64), (8, 1), (11, 33)])
-def test_odd_sizes(kernel: ProductKernel, groups: int, outputs: int) -> None:
+def test_odd_sizes(kernel: MatmulKernel, groups: int, outputs: int) -> None:
     shape = shape_of(("affine", 8, 32), groups, outputs, "float32")
     weights, meant = weights_of(shape)
     x = rows_of(shape, 5)
@@ -120,7 +120,7 @@ def test_odd_sizes(kernel: ProductKernel, groups: int, outputs: int) -> None:
 def test_each_byte_of_the_weights_is_read_once(form: tuple[str, int, int], rows: int) -> None:
     shape = shape_of(form, groups=10, outputs=64)
     weights, _ = weights_of(shape)
-    kernel = ProductKernel(sim.metal_kernel)
+    kernel = MatmulKernel(sim.metal_kernel)
     with sim.recording() as recorded:
         kernel(shape, rows_of(shape, rows), weights)
     buffers = recorded.last.buffers
@@ -136,10 +136,8 @@ RAGGED = (3, 3, 0, 3, 5, 3, 0, 3, 3, 3, 3, 3, 5, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3)
 LONG = tuple(int(e) for e in np.random.default_rng(2).integers(0, 8, 70))
 
 
-def of_experts(
-    kernel: ProductKernel, shape: ProductShape, experts: Sequence[int], rows: int
-) -> tuple[mx.array, Floats]:
-    """The product and that of float64."""
+def of_experts(kernel: MatmulKernel, shape: MatmulShape, experts: Sequence[int], rows: int) -> tuple[mx.array, Floats]:
+    """The matmul and that of float64."""
     weights, meant = weights_of(shape)
     x = rows_of(shape, rows)
     got = kernel.multiply_experts(shape, x, weights, mx.array(experts, mx.uint32))
@@ -152,14 +150,14 @@ def of_experts(
     ("experts", "rows"), [(EVEN, 4), ((6, 1), 1), ((2,) * 3, 3), (RAGGED, len(RAGGED)), (tuple(sorted(LONG)), 35)]
 )
 def test_each_pair_is_multiplied_with_its_experts_matrix(
-    kernel: ProductKernel, form: tuple[str, int, int], experts: Sequence[int], rows: int
+    kernel: MatmulKernel, form: tuple[str, int, int], experts: Sequence[int], rows: int
 ) -> None:
     with sim.options(poison=True):
         got, wanted = of_experts(kernel, shape_of(form, outputs=37, experts=8), experts, rows)
     assert error(got, wanted) < TOLERANCE["float16"]
 
 
-def test_experts_in_any_order_give_a_pair_the_same_bits(kernel: ProductKernel) -> None:
+def test_experts_in_any_order_give_a_pair_the_same_bits(kernel: MatmulKernel) -> None:
     """Also those of a single matrix."""
     shape = shape_of(AFFINE, outputs=37, experts=8)
     weights, _ = weights_of(shape)
@@ -178,7 +176,7 @@ def test_weights_of_an_expert_are_read_once_for_all_of_its_pairs() -> None:
     shape = shape_of(AFFINE, groups=8, outputs=32, experts=8)
     weights, _ = weights_of(shape)
     experts = mx.array([1, 5, 1, 1, 5, 7, 1, 5] * 4, mx.uint32)  # 16 times 1, 12 times 5, 4 times 7
-    kernel = ProductKernel(sim.metal_kernel)
+    kernel = MatmulKernel(sim.metal_kernel)
     with sim.recording() as recorded:
         kernel.multiply_experts(shape, rows_of(shape, 32), weights, experts)
     assert recorded.last.buffers["weight_codes"].bytes_read == 3 * weights.codes.nbytes // 8
@@ -198,11 +196,11 @@ def test_the_last_of_as_many_words_as_are_counted() -> None:
     many = QuantizedWeights(*(only_the_last(part) for part in weights.arrays))  # type: ignore[arg-type]
     assert weights.codes.size * (last + 2) > MAX_WORDS
     x = rows_of(shape, 3)
-    got = ProductKernel(sim.metal_kernel).multiply_experts(shape, x, many, mx.array([last] * 3, mx.uint32))
+    got = MatmulKernel(sim.metal_kernel).multiply_experts(shape, x, many, mx.array([last] * 3, mx.uint32))
     assert error(got, wide(x) @ meant[0].T) < TOLERANCE["float16"]
 
 
-def test_slices_are_summed_in_single_precision(kernel: ProductKernel) -> None:
+def test_slices_are_summed_in_single_precision(kernel: MatmulKernel) -> None:
     """Two slices, of which one is nearly the other with the other sign."""
     shape = shape_of(AFFINE, groups=2)
     weights, meant = weights_of(shape)
@@ -212,9 +210,9 @@ def test_slices_are_summed_in_single_precision(kernel: ProductKernel) -> None:
     assert error(kernel(shape, x, weights), wide(x) @ meant[0].T) < TOLERANCE["float16"]
 
 
-def test_every_code_of_mxfp4_is_its_number(kernel: ProductKernel) -> None:
+def test_every_code_of_mxfp4_is_its_number(kernel: MatmulKernel) -> None:
     """Rows of the identity, multiplied with codes 0 to 15 under scales from 2^-14 to 2^8."""
-    shape = ProductShape("float32", "mxfp4", 4, 32, 32, 23)
+    shape = MatmulShape("float32", "mxfp4", 4, 32, 32, 23)
     codes = np.tile(np.array([0x76543210, 0xFEDCBA98] * 2, np.uint32), (23, 1))
     scales = (127 + np.arange(-14, 9)).astype(np.uint8)[:, None]
     weights = QuantizedWeights(mx.array(codes), mx.array(scales), None)
@@ -225,7 +223,7 @@ def test_every_code_of_mxfp4_is_its_number(kernel: ProductKernel) -> None:
     assert set(np.abs(meant[14])) == {0, 0.5, 1, 1.5, 2, 3, 4, 6}, "of scale 1"
 
 
-def test_a_row_of_nan_is_no_other_rows(kernel: ProductKernel) -> None:
+def test_a_row_of_nan_is_no_other_rows(kernel: MatmulKernel) -> None:
     """Rows that are not live are computed and ignored, whatever is in them."""
     shape = shape_of(AFFINE)
     weights, _ = weights_of(shape)
@@ -239,7 +237,7 @@ def test_a_row_of_nan_is_no_other_rows(kernel: ProductKernel) -> None:
     assert np.array_equal(got[others], wanted[others]) and np.isnan(got[2]).all()
 
 
-def test_rows_that_do_not_lie_one_after_the_other(kernel: ProductKernel) -> None:
+def test_rows_that_do_not_lie_one_after_the_other(kernel: MatmulKernel) -> None:
     """A view of every second row, turned over, of an array that is not contiguous."""
     shape = shape_of(AFFINE)
     weights, meant = weights_of(shape)
@@ -249,7 +247,7 @@ def test_rows_that_do_not_lie_one_after_the_other(kernel: ProductKernel) -> None
 
 def test_all_shapes_of_a_format_share_a_text() -> None:
     """So that a model compiles few kernels: rows of a tile, and matrices of any size."""
-    kernel, texts = ProductKernel(sim.metal_kernel), set()
+    kernel, texts = MatmulKernel(sim.metal_kernel), set()
     dense = kernel._kernels["affine", False]
     for groups, outputs, rows in ((8, 64, 9), (9, 100, 16)):
         shape = shape_of(AFFINE, groups, outputs)
@@ -262,7 +260,7 @@ def test_all_shapes_of_a_format_share_a_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_every_number_of_rows(kernel: ProductKernel, form: tuple[str, int, int]) -> None:
+def test_every_number_of_rows(kernel: MatmulKernel, form: tuple[str, int, int]) -> None:
     shape = shape_of(form, groups=9, outputs=35)
     weights, meant = weights_of(shape)
     x = rows_of(shape, 32)

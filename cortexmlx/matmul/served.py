@@ -18,22 +18,22 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from cortexmlx.attention.selfcheck import KernelApproval
+from cortexmlx.matmul.selfcheck import check_matmul
 from cortexmlx.metal.kernels import KernelFactory
-from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import ProductShape, ProductVariant, refusal, split_rows
+from cortexmlx.metal.matmul.kernel import MatmulKernel, QuantizedWeights
+from cortexmlx.metal.matmul.shape import MatmulShape, MatmulVariant, refusal, split_rows
 from cortexmlx.metal.shape import DTYPES
-from cortexmlx.products.selfcheck import check_product
 from cortexmlx.system.machine import is_memory_refusal
 from cortexmlx.types.arrays import dtype_name
 
 _log = logging.getLogger(__name__)
 
-Use = Callable[[ProductShape, int], bool]
-"""Whether our kernel computes a product: its shape, and its rows. With experts, a row is a token and one expert."""
+Use = Callable[[MatmulShape, int], bool]
+"""Whether our kernel computes a matmul: its shape, and its rows. With experts, a row is a token and one expert."""
 
 
-class QuantizedProducts:
-    """Computes a model's quantized products by our kernel, during steps, where `use` says so. `factory` makes the
+class QuantizedMatmuls:
+    """Computes a model's quantized matmuls by our kernel, during steps, where `use` says so. `factory` makes the
     kernel.
 
     With `check`, the kernel is compared with float64 at the first use of each variant, and disabled if it disagrees.
@@ -41,11 +41,11 @@ class QuantizedProducts:
     """
 
     def __init__(self, factory: KernelFactory, use: Use, *, check: bool = True) -> None:
-        self.kernel = ProductKernel(factory)
+        self.kernel = MatmulKernel(factory)
         self.use = use
-        self._approval = KernelApproval(check, serves="products", instead="MLX's own kernels")
+        self._approval = KernelApproval(check, serves="matmuls", instead="MLX's own kernels")
         self._variant_approved: dict[tuple[Any, ...], bool] = {}
-        self._served_shapes: dict[tuple[ProductShape, int], bool] = {}
+        self._served_shapes: dict[tuple[MatmulShape, int], bool] = {}
         self._modules: list[tuple[nn.Module, type]] = []
         self._in_step = False
         self.calls: list[tuple[nn.Module, mx.array]] | None = None
@@ -55,16 +55,16 @@ class QuantizedProducts:
         """Make a model's quantized modules use our kernel. Return how many of them it can serve. Safe to call again."""
         for _, module in model.named_modules():
             served_class = _SERVED.get(type(module))
-            if served_class is None or (product := _make_product(self, module)) is None:
+            if served_class is None or (matmul := _make_matmul(self, module)) is None:
                 continue
             self._modules.append((module, type(module)))
-            module.product = product
+            module.matmul = matmul
             module.__class__ = served_class
         return len(self._modules)
 
     def share_inputs(self, run_lazily: Callable[[], object]) -> int:
-        """Fuse linear modules that get the same array into one product for steps of a single row, as far as there is
-        memory to join their weights. Return how many products this saves a step. `run_lazily` builds a lazy pass.
+        """Fuse linear modules that get the same array into one matmul for steps of a single row, as far as there is
+        memory to join their weights. Return how many matmuls this saves a step. `run_lazily` builds a lazy pass.
         """
         self.calls = []
         try:
@@ -77,7 +77,7 @@ class QuantizedProducts:
             for modules in groups:
                 shared = SharedInput(modules)
                 for module in modules:
-                    module.product.shared = shared
+                    module.matmul.shared = shared
                 saved += len(modules) - 1
                 mx.clear_cache()  # of the separate weights: no other group is as large
         except Exception as error:
@@ -88,8 +88,8 @@ class QuantizedProducts:
 
     def keep_shared(self) -> None:
         """Give the modules that share no input their own classes back, because our kernel is not used for them."""
-        kept = [entry for entry in self._modules if entry[0].product.shared is not None]
-        self._modules = [entry for entry in self._modules if entry[0].product.shared is None]
+        kept = [entry for entry in self._modules if entry[0].matmul.shared is not None]
+        self._modules = [entry for entry in self._modules if entry[0].matmul.shared is None]
         self.remove()
         self._modules = kept
 
@@ -97,7 +97,7 @@ class QuantizedProducts:
         """Give the modules their own classes back. Safe to call again."""
         for module, kind in self._modules:
             module.__class__ = kind
-            del module.product
+            del module.matmul
         self._modules.clear()
 
     @contextmanager
@@ -109,22 +109,22 @@ class QuantizedProducts:
         finally:
             self._in_step = False
 
-    def modules(self, dtype: str) -> dict[ProductShape, list[nn.Module]]:
-        """Return the installed modules by the shape of their product with inputs of `dtype`."""
-        modules_by_shape: dict[ProductShape, list[nn.Module]] = {}
+    def modules(self, dtype: str) -> dict[MatmulShape, list[nn.Module]]:
+        """Return the installed modules by the shape of their matmul with inputs of `dtype`."""
+        modules_by_shape: dict[MatmulShape, list[nn.Module]] = {}
         for module, _ in self._modules:
-            if (shape := module.product.shape_for(dtype)) is not None:
+            if (shape := module.matmul.shape_for(dtype)) is not None:
                 modules_by_shape.setdefault(shape, []).append(module)
         return modules_by_shape
 
-    def compute(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
-        """Compute a module's product by our kernel. `experts` has the expert of each row, if the shape has experts."""
+    def compute(self, shape: MatmulShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
+        """Compute a module's matmul by our kernel. `experts` has the expert of each row, if the shape has experts."""
         if shape.experts is None:
             return self.kernel(shape, x, _get_weights(module))
         return self.kernel.multiply_experts(shape, x, _get_weights(module), experts)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line for each kind of product that MLX's kernels compute instead, with the reason."""
+        """Return a line for each kind of matmul that MLX's kernels compute instead, with the reason."""
         return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
 
     def reconsider(self) -> None:
@@ -133,15 +133,15 @@ class QuantizedProducts:
         self._served_shapes.clear()
         self._approval.reconsider()
         for module, _ in self._modules:
-            if module.product.shared is not None:
-                module.product.shared.forget()
+            if module.matmul.shared is not None:
+                module.matmul.shared.forget()
 
     def shares(self, rows: int) -> bool:
         """Return whether modules with the same input are fused now: in a step, if it has a single row."""
         return rows == 1 and self._in_step
 
-    def serves(self, shape: ProductShape, rows: int) -> bool:
-        """Return whether our kernel computes a product now: in a step, chosen and approved."""
+    def serves(self, shape: MatmulShape, rows: int) -> bool:
+        """Return whether our kernel computes a matmul now: in a step, chosen and approved."""
         if not self._in_step or not self.use(shape, rows):
             return False
         is_served = self._served_shapes.get((shape, rows))
@@ -149,63 +149,63 @@ class QuantizedProducts:
             is_served = self._served_shapes[shape, rows] = self.approves(shape, rows)
         return is_served
 
-    def approves(self, shape: ProductShape, rows: int) -> bool:
-        """Return whether our kernel can compute a product, and its variant agreed with float64 in a check."""
+    def approves(self, shape: MatmulShape, rows: int) -> bool:
+        """Return whether our kernel can compute a matmul, and its variant agreed with float64 in a check."""
         if refusal(shape, rows) is not None:
             return False
         row_split = split_rows(rows) if shape.experts is None else None
         variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, row_split)
         if variant not in self._variant_approved:
-            check = lambda: check_product(self.kernel, shape, rows)  # noqa: E731
-            self._variant_approved[variant] = self._approval.is_approved(ProductVariant(shape, rows), None, check)
+            check = lambda: check_matmul(self.kernel, shape, rows)  # noqa: E731
+            self._variant_approved[variant] = self._approval.is_approved(MatmulVariant(shape, rows), None, check)
         return self._variant_approved[variant]
 
 
-class _ModuleProduct:
-    """The product of one module: its shape for each dtype of rows, and the calls of our kernel."""
+class _ModuleMatmul:
+    """The matmul of one module: its shape for each dtype of rows, and the calls of our kernel."""
 
-    def __init__(self, products: QuantizedProducts, shapes: Iterable[ProductShape]) -> None:
-        self.products = products
+    def __init__(self, matmuls: QuantizedMatmuls, shapes: Iterable[MatmulShape]) -> None:
+        self.matmuls = matmuls
         self._shapes = {getattr(mx, shape.dtype): shape for shape in shapes}
         self.shared: SharedInput | None = None
-        """The joint product of this module and others that get the same array."""
+        """The joint matmul of this module and others that get the same array."""
 
-    def shape_for(self, dtype: str) -> ProductShape | None:
-        """Return the product's shape with rows of `dtype`; None if the kernel cannot multiply them."""
+    def shape_for(self, dtype: str) -> MatmulShape | None:
+        """Return the matmul's shape with rows of `dtype`; None if the kernel cannot multiply them."""
         return self._shapes.get(getattr(mx, dtype))
 
     def multiply(self, module: nn.Module, x: mx.array) -> mx.array | None:
-        """Return the product of `x` `[..., inputs]` by our kernel or as part of a joint one. None: MLX computes it."""
-        if self.products.calls is not None:
-            self.products.calls.append((module, x))
+        """Return the matmul of `x` `[..., inputs]` by our kernel or as part of a joint one. None: MLX computes it."""
+        if self.matmuls.calls is not None:
+            self.matmuls.calls.append((module, x))
         shape = self._shapes.get(x.dtype)
         if shape is None:
             return None
         rows = x.size // shape.inputs
-        if self.shared is not None and self.products.shares(rows):
+        if self.shared is not None and self.matmuls.shares(rows):
             return self.shared.part(module, x)
-        return self.products.kernel(shape, x, _get_weights(module)) if self.products.serves(shape, rows) else None
+        return self.matmuls.kernel(shape, x, _get_weights(module)) if self.matmuls.serves(shape, rows) else None
 
     def multiply_experts(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
-        """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
+        """Return the matmul of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
         several for each row, as `mx.gather_qmm` does. Return None if MLX computes it.
         """
         shape, batch = self._shapes.get(x.dtype), tuple(x.shape[:-2])
         shapes_match = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
-        if shape is None or not shapes_match or not self.products.serves(shape, experts.size):
+        if shape is None or not shapes_match or not self.matmuls.serves(shape, experts.size):
             return None
-        product = self.products.kernel.multiply_experts(shape, x, _get_weights(module), experts)
-        return product.reshape(*experts.shape, 1, shape.outputs)
+        matmul = self.matmuls.kernel.multiply_experts(shape, x, _get_weights(module), experts)
+        return matmul.reshape(*experts.shape, 1, shape.outputs)
 
 
 class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     """A quantized linear layer that our kernel computes where it can."""
 
-    product: _ModuleProduct
+    matmul: _ModuleMatmul
 
     def __call__(self, x: mx.array) -> mx.array:
-        if (product := self.product.multiply(self, x)) is not None:
-            return product + self["bias"] if "bias" in self else product
+        if (matmul := self.matmul.multiply(self, x)) is not None:
+            return matmul + self["bias"] if "bias" in self else matmul
         mlx_output: mx.array = super().__call__(x)
         return mlx_output
 
@@ -213,12 +213,12 @@ class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
 class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     """A quantized embedding whose `as_linear` our kernel computes where it can."""
 
-    product: _ModuleProduct
+    matmul: _ModuleMatmul
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Return the logits of `x`, by our kernel or by MLX."""
-        if (product := self.product.multiply(self, x)) is not None:
-            return product
+        if (matmul := self.matmul.multiply(self, x)) is not None:
+            return matmul
         mlx_output: mx.array = super().as_linear(x)
         return mlx_output
 
@@ -226,11 +226,11 @@ class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
 class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
     """A quantized layer of experts that our kernel computes where it can."""
 
-    product: _ModuleProduct
+    matmul: _ModuleMatmul
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        if (product := self.product.multiply_experts(self, x, indices)) is not None:
-            return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
+        if (matmul := self.matmul.multiply_experts(self, x, indices)) is not None:
+            return matmul + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else matmul
         mlx_output: mx.array = super().__call__(x, indices, sorted_indices)
         return mlx_output
 
@@ -247,14 +247,14 @@ def _get_weights(module: nn.Module) -> QuantizedWeights:
     return QuantizedWeights(module["weight"], module["scales"], module.get("biases"))
 
 
-def _make_product(products: QuantizedProducts, module: nn.Module) -> _ModuleProduct | None:
-    """Return a module's product; None if our kernel cannot serve it."""
+def _make_matmul(matmuls: QuantizedMatmuls, module: nn.Module) -> _ModuleMatmul | None:
+    """Return a module's matmul; None if our kernel cannot serve it."""
     weights = _get_weights(module)
     *experts, outputs, words = weights.codes.shape
     # Affine scales have the dtype of the model. Those of MXFP4 say nothing of it.
     dtypes = (dtype_name(weights.scales.dtype),) if module.mode == "affine" else DTYPES
     shapes = [
-        ProductShape(
+        MatmulShape(
             dtype,
             module.mode,
             module.bits,
@@ -269,24 +269,24 @@ def _make_product(products: QuantizedProducts, module: nn.Module) -> _ModuleProd
         return None
     # MLX would silently copy such weights at each call.
     if any(not memoryview(array).c_contiguous for array in weights.arrays):  # type: ignore[arg-type]
-        _log.warning("products (%s) run on MLX's own kernels: the weights are not contiguous", shapes[0].label)
+        _log.warning("matmuls (%s) run on MLX's own kernels: the weights are not contiguous", shapes[0].label)
         return None
-    return _ModuleProduct(products, shapes)
+    return _ModuleMatmul(matmuls, shapes)
 
 
 ALIGNED_OUTPUTS = 8
-"""MLX's fast product for a lone row computes so many outputs together. The outputs of each module are a multiple."""
+"""MLX's fast matmul for a lone row computes so many outputs together. The outputs of each module are a multiple."""
 
 
 class SharedInput:
-    """The fused product of several quantized linear modules that a model calls one after the other with the same array,
-    such as the projections to queries, keys and values. For a single row they are one product, launched once.
+    """The fused matmul of several quantized linear modules that a model calls one after the other with the same array,
+    such as the projections to queries, keys and values. For a single row they are one matmul, launched once.
 
     Nobody lists the modules: a lazy pass shows which get the same array. Their quantized weights are joined along the
     outputs, and each module keeps a view of its part. So nothing takes more memory, and with more rows each module
-    computes its own product from its own weights, as before. There a part of a joint product would have to be copied.
+    computes its own matmul from its own weights, as before. There a part of a joint matmul would have to be copied.
 
-    MLX's product of a lone row computes each output by itself, in the same order. So a row's numbers have the same
+    MLX's matmul of a lone row computes each output by itself, in the same order. So a row's numbers have the same
     bits.
     """
 
@@ -307,22 +307,22 @@ class SharedInput:
             begin = end
         self._weight_format = {"group_size": modules[0].group_size, "bits": modules[0].bits, "mode": modules[0].mode}
         self._input: mx.array | None = None
-        self._product: mx.array | None = None
+        self._output: mx.array | None = None
         self._waiting: set[int] = set()
 
     def forget(self) -> None:
-        """Drop the shared input and its product, after a step that failed."""
-        self._input = self._product = None
+        """Drop the shared input and its matmul, after a step that failed."""
+        self._input = self._output = None
 
     def part(self, module: nn.Module, x: mx.array) -> mx.array:
-        """Return a module's product with a single row `x`, without bias. The first module computes it for all."""
+        """Return a module's matmul with a single row `x`, without bias. The first module computes it for all."""
         if self._input is not x or id(module) not in self._waiting:
             self._input, self._waiting = x, set(self._ends)
             weights, scales, biases = self._joined["weight"], self._joined["scales"], self._joined.get("biases")
-            self._product = mx.quantized_matmul(x, weights, scales, biases, **self._weight_format)
-        assert self._product is not None
+            self._output = mx.quantized_matmul(x, weights, scales, biases, **self._weight_format)
+        assert self._output is not None
         begin, end = self._ends[id(module)]
-        part = self._product[..., begin:end]
+        part = self._output[..., begin:end]
         self._waiting.discard(id(module))
         if not self._waiting:
             self.forget()

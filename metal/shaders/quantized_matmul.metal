@@ -1,8 +1,8 @@
-// The product of a few rows x with weights that MLX has quantized:  y[row][output] = sum over i of w[output][i] * x[row][i].
+// The matmul of a few rows x with weights that MLX has quantized:  y[row][output] = sum over i of w[output][i] * x[row][i].
 //
 // Weights are the rows of the left matrix, and rows of x the columns of the right one: Y = W X, 8 outputs by 8 rows. A
 // simdgroup takes 8 OCTETS outputs and every SLICES-th group of inputs, so that each weight is loaded once, whatever the
-// number of rows. The products are of codes, which are exact in halves. Of every group
+// number of rows. The matmuls are of codes, which are exact in halves. Of every group
 //
 //   sum over i of (scale * code_i + bias) * x_i  =  scale * (sum of code_i * x_i) + bias * (sum of x_i)
 //
@@ -108,7 +108,7 @@ inline int find_pairs(
 
 // Compute 8 OCTETS outputs, from `first` on, of up to 8 TILES rows. All threads of the threadgroup come here together.
 template <typename T, int BITS, int GROUP, int SLICES, int OCTETS, int TILES, typename Weights, typename Rows>
-inline void quantized_product(
+inline void quantized_matmul(
     const device T* x,  // [rows, inputs]
     const thread Weights& weights,
     const thread Rows& rows,
@@ -172,7 +172,7 @@ inline void quantized_product(
       }
     }
 
-    // Eight outputs at a time: a load of codes, GROUP / 8 products for each tile of rows, and the scale and bias
+    // Eight outputs at a time: a load of codes, GROUP / 8 matmuls for each tile of rows, and the scale and bias
     UNROLL
     for (int o = 0; o < OCTETS; o++) {
       const uint at = output[o] + g;

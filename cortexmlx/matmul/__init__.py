@@ -1,0 +1,1 @@
+"""Quantized matmuls of a few tokens, computed by our kernel instead of MLX's."""

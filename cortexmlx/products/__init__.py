@@ -1,1 +1,0 @@
-"""Quantized matrix products of a few tokens, computed by our kernel instead of MLX's."""

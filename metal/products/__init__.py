@@ -1,1 +1,0 @@
-"""The product of a few rows with quantized weights: which weights it serves, and its kernel."""
