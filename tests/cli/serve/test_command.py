@@ -39,6 +39,15 @@ def test_it_answers_whom_its_keys_let_in_and_ctrl_c_ends_it_with_0(serve: Any, f
     assert said.splitlines()[-1] == "ended" and "Traceback" not in said
 
 
+def test_log_lines_that_cannot_be_written_end_neither_the_server_nor_an_answer(serve: Any, folder: Path) -> None:
+    process, url, _ = serve(folder)
+    process.stderr.close()
+    for _ in range(2):
+        assert httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=PATIENCE, trust_env=False).is_success
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 0
+
+
 def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it_now(serve: Any, folder: Path) -> None:
     process, url, _ = serve(folder, "--grace", "600")
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=PATIENCE) as client:
