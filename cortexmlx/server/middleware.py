@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply
+from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_CUT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
 PUBLIC_PATHS = ("/health", "/")
@@ -126,11 +126,12 @@ class RequestLog:
             await self._app(scope, receive, watch_and_send)
         finally:
             seconds = time.perf_counter() - started
-            path, app_path, logged_status = scope["path"][:200], application_path(scope), status if is_complete else 499
+            path, status = scope["path"][:200], status if is_complete else 499
+            status = 503 if scope.get(SCOPE_CUT) else status
             log_entry = LoggedRequest(
-                scope["method"], path, logged_status, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
+                scope["method"], path, status, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
             )
-            self._write(log_entry, app_path)
+            self._write(log_entry, application_path(scope))
 
 
 _VERSION = "/v1"
