@@ -122,7 +122,8 @@ def test_a_response_is_streamed_as_the_package_reads_it(client: openai.OpenAI, t
         ("/v1/responses", b'{"input": "a", "previous_response_id": "x"}', 404, "there is no response 'x'"),
         ("/v1/responses", b'{"input": "a", "previous_response_id": 7}', 400, "previous_response_id is 7"),
         ("/v1/responses", b'{"input": "a", "background": true}', 400, "'background' is not served"),
-        ("/v1/nothing", b"{}", 404, "/v1/nothing is not served"),
+        ("/v1/nothing", b"{}", 404, "/v1/nothing is not served: https://"),
+        ("/v1/chat/completion", b"{}", 404, "is not served (did you mean '/v1/chat/completions'?)"),
         ("/tokenize", b"{}", 400, "`content` must be a text"),
         ("/v1/completions", b'{"prompt": "a", "guided_regex": "a[b&&c]"}', 400, '"param":"guided_regex"'),
         ("/v1/completions", b'{"prompt": "a", "structured_outputs": {"regex": "[b&&c]"}}', 400, '"structured_outputs"'),
@@ -138,6 +139,13 @@ def test_what_is_wrong_is_said(http: httpx.Client, path: str, body: bytes, statu
     reply = http.post(path, content=body)
     assert reply.status_code == status, reply.text
     assert says in reply.text
+
+
+def test_a_wrong_method_is_told_which_ones_the_path_takes(http: httpx.Client) -> None:
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET, HEAD")):
+        reply = http.request(method, path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+        assert reply.json()["error"]["message"] == f"{path} takes {allowed}, not {method}"
 
 
 def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
