@@ -32,6 +32,7 @@ def test_it_answers_whom_its_keys_let_in_and_ctrl_c_ends_it_with_0(serve: Any, f
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
     said += process.stderr.read()
+    assert " or put a key into CORTEXMLX_API_KEY and try:\n  curl " in said
     assert '-H "Authorization: Bearer $CORTEXMLX_API_KEY"' in said, "the shell puts the key in"
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     asked = [line for line in lines if "status" in line]
