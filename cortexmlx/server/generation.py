@@ -5,6 +5,7 @@ stream.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 import uuid
@@ -217,9 +218,10 @@ class GenerationEndpoints:
             )
 
         exit_stack.callback(finish)
-        timeout = self.settings.timeout
+        if (timeout := self.settings.timeout) is not None:  # in tenths of a second, as an error names it
+            timeout = max(min(timeout, math.ceil(10 * (timeout - waited_seconds)) / 10), 0.001)
         async with self._body_semaphore(request):
-            await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
+            await answers.submit(client, timeout)
         if text_request.stream:
             stream = self._stream_events(request, answers, protocol, protocol.stream_class(text_request, info))
             media_type = LINES_TYPE if protocol.lines else "text/event-stream"

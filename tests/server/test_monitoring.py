@@ -73,7 +73,8 @@ def test_a_client_that_goes_away_is_a_cancelled_answer(serve: Any) -> None:
 
 def test_one_timed_out_answer_is_an_error(ask: Any) -> None:
     with ask(timeout=0.5) as http:
-        assert http.post(CHAT, json={**BODY, "max_tokens": 3000, "ignore_eos": True}).status_code == 504
+        reply = http.post(CHAT, json={**BODY, "max_tokens": 3000, "ignore_eos": True})
+        assert reply.status_code == 504 and "not finished after 0.5 s:" in reply.text, "not 0.499872 s"
         assert soon(lambda: metric(http, "requests_total", finish_reason="error") == 1)
 
 
