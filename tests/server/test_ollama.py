@@ -178,6 +178,9 @@ def test_a_format_is_kept_to(client: Any) -> None:
     assert json.loads(answer.message.content)["city"] in ("Paris", "Rome")
     parts = client.generate("tiny", "Hello?", format=FORM, stream=True)
     assert json.loads("".join(part.response for part in parts))["city"] in ("Paris", "Rome")
+    open_form = {name: value for name, value in FORM.items() if name != "additionalProperties"}
+    options: Any = {"temperature": 1, "seed": 1}
+    assert json.loads(client.chat("tiny", USER, format=open_form, options=options).message.content).keys() == {"city"}
     with pytest.raises(ollama.ResponseError, match="format"):
         client.chat("tiny", USER, format={"type": "nothing"})
 

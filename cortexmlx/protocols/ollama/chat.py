@@ -142,14 +142,16 @@ def _is_at_most(value: object, bound: int) -> bool:
 
 
 def _read_format(form: Any) -> dict[str, StructuredOutput]:
-    """Return the parameter `structured` of a `format`: "json" or a schema; nothing for "". Raises InvalidRequest."""
+    """Return the parameter `structured` of a `format`: "json" or a schema, closed as by Ollama; nothing for "". Raises
+    InvalidRequest.
+    """
     if form == "":
         return {}
     if form == "json":
         return {"structured": StructuredOutput.json()}
     require_type("format", form, dict, '"json" or a JSON schema: an object')
     try:
-        return {"structured": StructuredOutput.json(form, lenient=True)}
+        return {"structured": StructuredOutput.json(form, lenient=True, closed=True)}
     except InvalidRequest as error:
         error.field = "format"
         raise
