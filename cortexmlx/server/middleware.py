@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_CUT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply
+from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_CUT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply, log
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
 PUBLIC_PATHS = ("/health", "/")
@@ -26,12 +26,17 @@ _PREFLIGHT_HEADERS = (
 )
 
 
+_MAX_LOGGED_ORIGINS = 100
+"""Origins that are logged as refused. A page could make up any number of them."""
+
+
 class AccessControl:
     """Middleware that refuses requests without a valid API key (401), for another host or from a foreign page (403)."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
+        self._logged_origins: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
@@ -77,6 +82,9 @@ class AccessControl:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
         if origin is None or self._allows_origin(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""
+        if origin not in self._logged_origins and len(self._logged_origins) < _MAX_LOGGED_ORIGINS:
+            self._logged_origins.add(origin)
+            log.warning("pages of %.82r were refused: --cors %.80s allows them", origin, origin)
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"
 
     def _allows_origin(self, origin: str) -> bool:
