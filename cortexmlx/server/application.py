@@ -72,7 +72,7 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
         *(Route(path, with_error_replies(vectors.rerank), methods=["POST"]) for path in rerank.URLS),
         *ollama.OllamaEndpoints(generation, vectors).routes(),
         Route("/v1/models", models.list_models, methods=["GET"]),
-        Route("/v1/models/{name:path}", models.describe_model, methods=["GET"]),
+        Route("/v1/models/{name:path}", with_error_replies(models.describe_model), methods=["GET"]),
         Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
         Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),

@@ -26,10 +26,6 @@ _PREFLIGHT_HEADERS = (
 )
 
 
-_MAX_LOGGED_ORIGINS = 100
-"""Origins that are logged as refused. A page could make up any number of them."""
-
-
 class AccessControl:
     """Middleware that refuses requests without a valid API key (401), for another host or from a foreign page (403)."""
 
@@ -82,7 +78,7 @@ class AccessControl:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
         if origin is None or self._allows_origin(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""
-        if origin not in self._logged_origins and len(self._logged_origins) < _MAX_LOGGED_ORIGINS:
+        if origin not in self._logged_origins and len(self._logged_origins) < 100:  # of any number that are made up
             self._logged_origins.add(origin)
             log.warning("pages of %.82r were refused: --cors %.80s allows them", origin, origin)
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"

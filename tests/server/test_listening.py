@@ -126,11 +126,8 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
             thread.join(PATIENCE)
             assert not thread.is_alive()
         limit = "as long as it takes" if twice else "up to 0 s"
-        assert told == [
-            f"waiting for 9 requests, for {limit}. Ctrl-C again ends it now.",
-            "cut before their end: 9",
-        ]
-        assert statuses == [503] * 9
+        waits = f"waiting for 9 requests, for {limit}. Ctrl-C again ends it now."
+        assert (told, statuses) == ([waits, "cut before their end: 9"], [503] * 9)
         ends = {path: reply.read().decode() for path, reply in streams.items()}
         head, _, body = slow.makefile("rb").read().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ") and json.loads(body)["error"]["type"] == "overloaded_error"

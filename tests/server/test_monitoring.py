@@ -84,7 +84,9 @@ def test_browsers_get_the_page_and_others_a_line(http: httpx.Client) -> None:
         reply = http.get("/", headers={"Accept": accept})
         assert reply.text == "cortexmlx: tiny\n" and reply.headers["content-type"].startswith("text/plain")
     assert http.head("/").status_code == http.head("/metrics").status_code == 200
-    assert http.post("/").status_code == http.post("/live").status_code == 405
+    refused = [http.post("/"), http.post("/live")]
+    assert [(each.status_code, each.headers["allow"]) for each in refused] == [(405, "GET, HEAD")] * 2
+    assert "/live takes GET, HEAD, not POST" in refused[1].text
 
 
 @pytest.mark.parametrize(("keys", "whole"), [({}, True), ({"k": "a"}, True), ({"k": "a", "l": "b"}, False)])

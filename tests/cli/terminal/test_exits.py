@@ -75,7 +75,6 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
 
 @pytest.mark.parametrize("closed", [pytest.param("2>&- <&-", marks=pytest.mark.slow), ">&- 2>&- <&-", "2>/dev/full"])
 def test_what_is_closed_or_full_is_no_error(closed: str) -> None:
-    """The thoughts go to stderr."""
     words = [*FAKE_COMMAND, "generate", "fake", "-p", "!say <think>let me see</think>It is."]
     done = subprocess.run(["sh", "-c", f"{shlex.join(words)} {closed}"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
