@@ -154,7 +154,8 @@ def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
             reply = connection.getresponse()
             status, body = reply.status, reply.read()
         if status == 401:
-            raise CortexError(f"the server at {url} wants a key: put yours into {KEY_VARIABLE}")
+            fault = "does not know your key" if key else "wants a key"
+            raise CortexError(f"the server at {url} {fault}: put one of its keys into {KEY_VARIABLE}")
         return [dict(report) for report in json.loads(body)["reports"]]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise CortexError(

@@ -285,7 +285,7 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
     from cortexmlx.server.listening import HttpServer
 
     listening = HttpServer(application, listener, grace, tell=console.print_message)
-    for each in startup_lines(pool, listening.url):
+    for each in startup_lines(pool, listening.url, has_keys=has_keys):
         console.print_message(each)
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})
@@ -296,10 +296,11 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
     console.print_message("\nended")
 
 
-def startup_lines(pool: ModelPool, url: str) -> Iterator[str]:
+def startup_lines(pool: ModelPool, url: str, *, has_keys: bool) -> Iterator[str]:
     """Yield the lines that a server prints when it begins: its address, its models, and their memory."""
     first, *other_models = pool.names
-    watch = f"Watch it in a browser at {url}/ or try:"
+    first_step = f"put a key into {KEY_VARIABLE} and " if has_keys else ""
+    watch = f"Watch it in a browser at {url}/ or {first_step}try:"
     if not other_models:
         lease = pool.acquire(first)
         kv = lease.engine.stats().kv_bytes_limit

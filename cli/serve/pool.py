@@ -101,7 +101,9 @@ class ModelPlanner:
         self._load = sizing.ArenaDemand.from_options(
             config.max_rows, config.prefill_budget, config.block_size, auto_backend_name() == "metal"
         )
-        self.fixed = _fixed_bytes(self._figures(0, None))
+        figures = self._figures(0, None)
+        self.fixed = figures.weight_bytes + figures.tail_bytes + figures.logits_bytes
+        self.fixed += figures.states_bytes + figures.draft_bytes
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:
         """Return the figures of the model on a machine with `budget` bytes, `kv` of them for keys and values."""
@@ -163,11 +165,6 @@ class ModelPlanner:
             0, capacity
         )
         return PlannedModel(replace(self.config, kv_memory=memory), self.fixed, memory, context_length)
-
-
-def _fixed_bytes(figures: MachineFigures) -> int:
-    """Return the bytes that a model takes apart from its KV cache."""
-    return figures.weight_bytes + figures.tail_bytes + figures.logits_bytes + figures.states_bytes + figures.draft_bytes
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal.harmless import strip_controls, unfiltered
@@ -135,10 +136,23 @@ def wrap_for_terminal(text: str, stream: TextIO) -> str:
     return "\n".join(rows)
 
 
+class _StderrFile(io.FileIO):
+    """The file of stderr. What cannot be written is dropped: no message is worth an answer, nor a server."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return how many are done with."""
+        with suppress(OSError):
+            return super().write(data) or len(data)
+        return len(data)
+
+
 def harden_streams() -> None:
-    """Have characters that the terminal's encoding lacks printed as `?` instead of ending the program, and have streams
-    that were closed at the start read as empty, and accept what is written.
+    """Have characters that the terminal's encoding lacks printed as `?` instead of ending the program, as does nothing
+    that stderr cannot take. Streams that were closed at the start read as empty, and accept what is written.
     """
+    if type(sys.stderr) is io.TextIOWrapper:
+        binary_stderr = io.BufferedWriter(_StderrFile(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(binary_stderr, sys.stderr.encoding, line_buffering=True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  (for the whole process)

@@ -108,8 +108,10 @@ def tokenize(
 
 
 def make_allowed_calls(tokenizer: SharedTokenizer, params: SamplingParams) -> AllowedCalls | None:
-    """Return which tools answers may call and how; None without tools. Raises InvalidRequest if the model has none."""
-    if not params.offered:
+    """Return which tools answers may call and how; None without tools. A model without any may be offered tools that no
+    answer may call (`tool_choice` is "none"); else raises InvalidRequest.
+    """
+    if not params.offered or (tokenizer.call_format is None and params.tool_choice == "none"):
         return None
     if tokenizer.call_format is None:
         raise InvalidRequest(

@@ -26,6 +26,7 @@ from cortexmlx.server.models import ModelDirectory
 from cortexmlx.server.monitoring import LIVE_PATH, MonitoringEndpoints
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 from cortexmlx.server.stored_responses import ResponseEndpoints
+from cortexmlx.types.messages import suggest_name
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -45,6 +46,9 @@ PATHS = (
     "/",
 )
 """What is served."""
+
+GUIDE = "https://github.com/cortexmlx/cortexmlx/blob/main/docs/server.md"
+"""The page on the server, for clients that have nothing else."""
 
 
 def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
@@ -68,7 +72,7 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
         *(Route(path, with_error_replies(vectors.rerank), methods=["POST"]) for path in rerank.URLS),
         *ollama.OllamaEndpoints(generation, vectors).routes(),
         Route("/v1/models", models.list_models, methods=["GET"]),
-        Route("/v1/models/{name:path}", models.describe_model, methods=["GET"]),
+        Route("/v1/models/{name:path}", with_error_replies(models.describe_model), methods=["GET"]),
         Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
         Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),
@@ -95,11 +99,13 @@ async def _health(request: Request) -> Response:
 
 
 async def _path_error(request: Request, error: Exception) -> Response:
-    """Answer a request for an unknown path (404) or with a wrong method (405), and name the served paths."""
-    status: int = getattr(error, "status_code", 404)
+    """Answer a request for an unknown path (404), with the nearest one, or a wrong method (405), with the right."""
     path = request.url.path
-    reason = "is not served" if status == 404 else f"does not take {request.method}"
-    return error_reply(RequestRefused(status, f"{path[:200]} {reason}: there are {', '.join(PATHS)}"), path)
+    if methods := ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", "))):
+        message = f"{path[:200]} takes {methods}, not {request.method}"
+        return error_reply(RequestRefused(405, message, headers={"allow": methods}), path)
+    nearest = suggest_name(path[:200], PATHS)
+    return error_reply(RequestRefused(404, f"{path[:200]} is not served{nearest}: {GUIDE} lists what is"), path)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -53,8 +53,8 @@ class EmbeddingEndpoints:
 
         async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
             info = lease.engine.info
-            embedding_request = await self._run_by_body_size(
-                request, lambda: embeddings.read(body, info.embedding, info.vocab_size)
+            embedding_request = await run_by_size(
+                request.scope[SCOPE_BODY_BYTES], lambda: embeddings.read(body, info.embedding, info.vocab_size)
             )
             result = await self._embed(request, lease, embedding_request, start_time)
             size = 0 if embedding_request.base64 else result.vectors.size * _JSON_BYTES_PER_NUMBER
@@ -85,19 +85,12 @@ class EmbeddingEndpoints:
         return result
 
     async def ollama_embed(self, request: Request) -> Response:
-        """Handle POST `/api/embed`."""
-        return await self._handle(request, embed.read, self._ollama_answer(request, embed.read))
-
-    async def ollama_embeddings(self, request: Request) -> Response:
-        """Handle POST `/api/embeddings`, the older way to embed one text."""
-        return await self._handle(request, embed.read_old, self._ollama_answer(request, embed.read_old))
-
-    def _ollama_answer(self, request: Request, read: Callable[..., EmbeddingRequest]) -> AnswerBody:
-        """Return a function that answers a body as Ollama's API does; `read` reads the body."""
+        """Handle POST `/api/embed`, and `/api/embeddings`, the older way to embed one text."""
+        read: Any = embed.read_old if request.url.path.endswith(embed.OLD_URL) else embed.read
 
         async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
             load_seconds = time.monotonic() - start_time
-            asked = await self._run_by_body_size(request, lambda: read(body, lease.engine.info.embedding))
+            asked = await run_by_size(request.scope[SCOPE_BODY_BYTES], lambda: read(body, lease.engine.info.embedding))
             result = await self._embed(request, lease, asked, start_time) if asked.inputs else None
             if read is embed.read_old:
                 return json_reply(embed.write_old(result))
@@ -110,14 +103,14 @@ class EmbeddingEndpoints:
                 ),
             )
 
-        return answer
+        return await self._handle(request, read, answer)
 
     async def rerank(self, request: Request) -> Response:
         """Handle POST `/v1/rerank`: score documents for a query, the best first."""
 
         async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
-            rerank_request = await self._run_by_body_size(
-                request, lambda: rerank.read(body, lease.engine.longest_request)
+            rerank_request = await run_by_size(
+                request.scope[SCOPE_BODY_BYTES], lambda: rerank.read(body, lease.engine.longest_request)
             )
             work = lease.engine.arerank(
                 rerank_request.query,
@@ -152,7 +145,7 @@ class EmbeddingEndpoints:
             body = await generation.read_body(request, exit_stack)
             start_time, name = time.monotonic(), body.get("model")
             if not generation.models.is_ready(name):  # a wrong body loads no model
-                await self._run_by_body_size(request, lambda: read(body))
+                await run_by_size(request.scope[SCOPE_BODY_BYTES], lambda: read(body))
             lease = await generation.models.acquire(name, request)
             exit_stack.callback(lease.release)
             try:
@@ -163,11 +156,6 @@ class EmbeddingEndpoints:
             except EmbeddingRefused as error:  # a folder's path is nobody's business
                 message, info = str(error), lease.engine.info
                 raise EmbeddingRefused(message.replace(info.path, lease.name).replace(info.name, lease.name)) from None
-
-    @staticmethod
-    async def _run_by_body_size(request: Request, work: Callable[[], T]) -> T:
-        """Run work on the body: on a thread if the body is large."""
-        return await run_by_size(request.scope[SCOPE_BODY_BYTES], work)
 
     async def _run_with_limits(self, request: Request, work: Awaitable[T], start_time: float) -> T:
         """Await `work`; cancel it if the client disconnects, and raise RequestTimeout if the request's time is over."""

@@ -5,6 +5,7 @@ stream.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 import uuid
@@ -36,6 +37,7 @@ from cortexmlx.server.http import (
     MAX_FULL_BODIES,
     SCOPE_BODY_BYTES,
     SCOPE_CLIENT,
+    SCOPE_CUT,
     SCOPE_MODEL,
     SCOPE_TOKENS,
     EventStream,
@@ -216,11 +218,12 @@ class GenerationEndpoints:
             )
 
         exit_stack.callback(finish)
-        timeout = self.settings.timeout
+        if (timeout := self.settings.timeout) is not None:  # in tenths of a second, as an error names it
+            timeout = max(min(timeout, math.ceil(10 * (timeout - waited_seconds)) / 10), 0.001)
         async with self._body_semaphore(request):
-            await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
+            await answers.submit(client, timeout)
         if text_request.stream:
-            stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
+            stream = self._stream_events(request, answers, protocol, protocol.stream_class(text_request, info))
             media_type = LINES_TYPE if protocol.lines else "text/event-stream"
             return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
@@ -266,7 +269,7 @@ class GenerationEndpoints:
         )
 
     async def _stream_events(
-        self, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
+        self, request: Request, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
     ) -> AsyncIterator[bytes]:
         """Yield the bytes of a streamed reply: the protocol's events, errors, and a ping whenever nothing was sent for
         `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
@@ -294,6 +297,7 @@ class GenerationEndpoints:
         except BaseException as error:
             if (client_error := error_for_client(error)) is None or answers.closed:
                 raise
+            request.scope[SCOPE_CUT] = isinstance(error, asyncio.CancelledError)
             yield as_bytes(TokenEvent("", error=client_error))
             return
         if not protocol.named_events and not protocol.lines:

@@ -58,6 +58,9 @@ SCOPE_MODEL = "cortexmlx.model"
 SCOPE_TOKENS = "cortexmlx.tokens"
 """The tokens of a request's answers, in its scope."""
 
+SCOPE_CUT = "cortexmlx.cut"
+"""Whether the server's end cut a request's stream, in its scope."""
+
 SCOPE_BODY_BYTES = "cortexmlx.body_bytes"
 """The size of a request's body, in its scope."""
 

@@ -39,7 +39,7 @@ MAX_READ = 16 << 10
 
 class HttpServer:
     """Serves an ASGI application with uvicorn until `stop` or a signal; running requests get `grace` seconds. `tell`
-    gets a line on those that it waits for.
+    gets a line on those that it waits for, and one on those that it cuts.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpServer:
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
-            http=connection_class(actual_limits),
+            http=type("LimitedConnection", (LimitedConnection,), {"limits": actual_limits}),
             ws="none",
             h11_max_incomplete_event_size=actual_limits.head_bytes,
             timeout_keep_alive=max(1, round(actual_limits.idle_seconds)),
@@ -86,6 +86,7 @@ class HttpServer:
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().shutdown(sockets)
                 if tasks := set(self.server_state.tasks):  # the time is over: let them tell their clients
+                    http_server._tell(f"cut before their end: {len(tasks):,}")
                     for task in tasks:
                         task.cancel()
                     await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
@@ -131,10 +132,10 @@ class HttpServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whether to log a record, as a log filter. Dropped are requests that were cut because the server ends, and what
-    asyncio logs from the fifth write on to a client that has disconnected.
+    """Whether to log a record, as a log filter. Dropped are requests that were cut because the server ends, uvicorn's
+    line on them, and what asyncio logs from the fifth write on to a client that has disconnected.
     """
-    if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
+    if str(record.msg).startswith(("socket.send() raised exception.", "Cancel %s running task(s)")):
         return False
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
@@ -365,8 +366,3 @@ class _OneShotTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-
-
-def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:
-    """Return a subclass of the connection with these limits, for uvicorn's `http` option."""
-    return type("LimitedConnection", (LimitedConnection,), {"limits": limits})

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply
+from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_CUT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply, log
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
 PUBLIC_PATHS = ("/health", "/")
@@ -32,6 +32,7 @@ class AccessControl:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
+        self._logged_origins: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
@@ -77,6 +78,9 @@ class AccessControl:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
         if origin is None or self._allows_origin(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""
+        if origin not in self._logged_origins and len(self._logged_origins) < 100:  # of any number that are made up
+            self._logged_origins.add(origin)
+            log.warning("pages of %.82r were refused: --cors %.80s allows them", origin, origin)
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"
 
     def _allows_origin(self, origin: str) -> bool:
@@ -126,11 +130,12 @@ class RequestLog:
             await self._app(scope, receive, watch_and_send)
         finally:
             seconds = time.perf_counter() - started
-            path, app_path, logged_status = scope["path"][:200], application_path(scope), status if is_complete else 499
+            path, status = scope["path"][:200], status if is_complete else 499
+            status = 503 if scope.get(SCOPE_CUT) else status
             log_entry = LoggedRequest(
-                scope["method"], path, logged_status, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
+                scope["method"], path, status, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
             )
-            self._write(log_entry, app_path)
+            self._write(log_entry, application_path(scope))
 
 
 _VERSION = "/v1"

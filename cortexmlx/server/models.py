@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
+from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.protocols.ollama.models import TAG, ModelFacts
-from cortexmlx.server.http import RequestRefused, error_reply, json_reply, wait_for_disconnect
+from cortexmlx.server.http import RequestRefused, json_reply, wait_for_disconnect
 from cortexmlx.server.model_pool import ModelLease, ModelPool, ModelProvider, ModelWait, OpenEngines
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.stats import ModelInfo
@@ -139,12 +139,7 @@ class ModelDirectory:
 
     async def describe_model(self, request: Request) -> Response:
         """Handle GET `/v1/models/NAME`: describe a model without loading it."""
-        name = request.path_params["name"]
-        try:
-            self._resolve(name)
-        except CortexError as error:
-            return error_reply(error, request.url.path)
-        return json_reply(self._describe(name))
+        return json_reply(self._describe(request.path_params["name"]))
 
     async def _wait_for_model(
         self, model: str, wait: ModelWait, settled_event: asyncio.Event, request: Request | None

@@ -47,7 +47,7 @@ class MonitoringEndpoints:
 
     async def root(self, request: Request) -> Response:
         """Handle GET `/`: the monitoring page for browsers, else a line of text (with API keys, without model name)."""
-        if wants_page(request):
+        if "text/html" in request.headers.get("accept", ""):  # not a program such as curl
             return page_response()
         name = "" if self._settings.keys else f": {self._models.default_name}"
         return Response(f"cortexmlx{name}\n".encode("utf-8", "replace"), media_type="text/plain")
@@ -215,11 +215,6 @@ def _inline_hashes(tag: str, text: str) -> str:
     """Return the policy's hashes for the page's inline elements of a tag."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inside)
-
-
-def wants_page(request: Request) -> bool:
-    """Whether a request comes from a browser, and not from a program such as curl."""
-    return "text/html" in request.headers.get("accept", "")
 
 
 def page_response() -> Response:

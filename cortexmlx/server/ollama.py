@@ -67,8 +67,10 @@ class OllamaEndpoints:
             Route("/api/ps", self.list_loaded, methods=["GET"]),
             Route("/api/version", self.version, methods=["GET"]),
             Route("/api/pull", with_error_replies(self.pull), methods=["POST"]),
-            Route(embed.URL, with_error_replies(self._vectors.ollama_embed), methods=["POST"]),
-            Route(embed.OLD_URL, with_error_replies(self._vectors.ollama_embeddings), methods=["POST"]),
+            *(
+                Route(path, with_error_replies(self._vectors.ollama_embed), methods=["POST"])
+                for path in (embed.URL, embed.OLD_URL)
+            ),
             *(Route(path, _refuse(reason), methods=[method]) for path, (method, reason) in _REFUSED.items()),
         ]
 

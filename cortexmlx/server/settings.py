@@ -107,7 +107,9 @@ class LoggedRequest:
     method: str
     path: str
     status: int
-    """499: the client went away before the whole answer was sent, also if a stream had begun with 200."""
+    """499: the client went away before the whole answer was sent; 503: the server's end cut it. Also if a stream had
+    begun with 200.
+    """
     seconds: float
     tokens: RequestTokens | None
     model: str | None = None

@@ -269,6 +269,8 @@ def test_what_cannot_call_tools_says_so(open_engine: Open) -> None:
     assert engine.count_tokens(messages, SamplingParams(tools=TOOLS)) > engine.count_tokens(USER)
     with pytest.raises(InvalidRequest, match=r"cannot call tools: .*, and ask for an answer of a JSON schema$"):
         open_engine("toolless").generate(USER, tools=TOOLS)
+    uncalled = open_engine("toolless").generate(USER, tools=TOOLS, tool_choice="none", max_tokens=5)
+    assert uncalled.token_ids == open_engine("toolless").generate(USER, max_tokens=5).token_ids
 
 
 def test_a_format_that_is_not_always_enforced_says_so(open_engine: Open) -> None:

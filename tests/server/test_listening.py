@@ -80,11 +80,12 @@ BODIES: dict[str, Any] = {
 def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, twice: bool
 ) -> None:
-    """A stream gets an error event, a request that waits for its answer or still sends its body a 503. Nothing is an
-    error in the log.
+    """A stream gets an error event, a request that waits for its answer or still sends its body a 503, which all are in
+    the log, where nothing is an error.
     """
-    application = app(engine)
     told: list[str] = []
+    statuses: list[int] = []
+    application = app(engine, ServerSettings(log=lambda request: statuses.append(request.status)))
     listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=inf, tell=told.append)
     if not twice:
         listening._server.config.timeout_graceful_shutdown = 0
@@ -96,7 +97,7 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
     monkeypatch.setattr(asyncio.base_events.Server, "wait_closed", wait_closed)
     logged: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
-    monkeypatch.setattr(handler, "handle", lambda record: record.exc_info and logged.append(record))
+    monkeypatch.setattr(handler, "handle", logged.append)
     server = threading.Thread(target=listening.run)
     server.start()
     replies: dict[str, httpx.Response] = {}
@@ -125,7 +126,8 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
             thread.join(PATIENCE)
             assert not thread.is_alive()
         limit = "as long as it takes" if twice else "up to 0 s"
-        assert told == [f"waiting for 9 requests, for {limit}. Ctrl-C again ends it now."]
+        waits = f"waiting for 9 requests, for {limit}. Ctrl-C again ends it now."
+        assert (told, statuses) == ([waits, "cut before their end: 9"], [503] * 9)
         ends = {path: reply.read().decode() for path, reply in streams.items()}
         head, _, body = slow.makefile("rb").read().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ") and json.loads(body)["error"]["type"] == "overloaded_error"

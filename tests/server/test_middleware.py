@@ -52,7 +52,7 @@ def test_only_names_of_this_machine_are_served_without_keys(ask: Any) -> None:
     assert ask(keys={"k": "a"}).get("/v1/models", headers={"Host": "mac.local", "x-api-key": "k"}).status_code == 200
 
 
-def test_pages_ask_only_if_they_are_allowed(ask: Any) -> None:
+def test_pages_ask_only_if_they_are_allowed(ask: Any, caplog: pytest.LogCaptureFixture) -> None:
     for origins, origin, status in (
         *(((), origin, 403) for origin in ("https://evil.example", "null", "http://[::1")),
         (("https://app.example",), "https://app.example", 200),
@@ -69,6 +69,7 @@ def test_pages_ask_only_if_they_are_allowed(ask: Any) -> None:
             assert before.status_code == 204 and "POST" in before.headers["access-control-allow-methods"]
         else:
             assert before.status_code == http.get("/live", headers={"Origin": origin}).status_code == 403
+            assert caplog.messages.count(f"pages of {origin!r} were refused: --cors {origin} allows them") == 1
             assert not [each for each in (*reply.headers, *before.headers) if each.startswith("access-control")]
 
 

@@ -40,7 +40,7 @@ USER: Any = [{"role": "user", "content": "Hello?"}]
 SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 GREEDY: Any = {"num_predict": 20, "temperature": 0}
 CITY: Any = {"city": {"enum": ["Paris", "Rome"]}}
-FORM: Any = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
+FORM: Any = {"type": "object", "properties": CITY, "required": ["city"]}
 ASSISTANT = "<|im_start|>assistant\n"
 
 
@@ -174,8 +174,8 @@ def test_think_switches_thoughts(client: Any, engine: Engine) -> None:
 
 
 def test_a_format_is_kept_to(client: Any) -> None:
-    answer = client.chat("tiny", USER, format=FORM)
-    assert json.loads(answer.message.content)["city"] in ("Paris", "Rome")
+    answer = client.chat("tiny", USER, format=FORM, options={"temperature": 1, "seed": 1})
+    assert json.loads(answer.message.content) in ({"city": "Paris"}, {"city": "Rome"}), "and nothing else, as by Ollama"
     parts = client.generate("tiny", "Hello?", format=FORM, stream=True)
     assert json.loads("".join(part.response for part in parts))["city"] in ("Paris", "Rome")
     with pytest.raises(ollama.ResponseError, match="format"):

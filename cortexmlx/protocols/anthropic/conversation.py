@@ -54,7 +54,8 @@ def read_conversation(fields: Mapping[str, Any], seal: Seal | None, images: Imag
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
     turns = _ConversationBuilder(seal, images)
-    last_user = max((n for n, each in enumerate(messages) if _role_or_none(each) == "user"), default=-1)
+    objects = ((n, each) for n, each in enumerate(messages) if isinstance(each, Mapping))
+    last_user = max((n for n, each in objects if each.get("role") == "user"), default=-1)
     for index, message in enumerate(messages):
         with prefix_error_field(f"messages[{index}]"):
             role, content = _split_message(message)
@@ -228,11 +229,6 @@ class _ConversationBuilder:
                 return thoughts
         note_omitted_thoughts()
         return ""
-
-
-def _role_or_none(message: object) -> object:
-    """Return the role of a message, or None if it is not an object."""
-    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def _split_message(message: object) -> tuple[str, object]:

@@ -112,7 +112,9 @@ def read_shared(fields: Mapping[str, Any], values: Mapping[str, Any], defaults: 
     options = require_type("options", fields.get("options", {}), dict, "an object")
     with prefix_error_field("options"):
         params = parameters.build_sampling_params(defaults.params, _read_options(options), options)
-    more = {**values, **_read_format(fields.get("format", "")), "logprobs": _read_logprobs(fields), "n": 1}
+    wanted = parameters.read_flag(fields, "logprobs")
+    logprobs = parameters.read_top_logprobs(fields, wanted, '"logprobs": true', None)
+    more = {**values, **_read_format(fields.get("format", "")), "logprobs": logprobs, "n": 1}
     stream = require_type("stream", fields.get("stream", True), bool, "true or false")
     variables = parameters.template_variables({}, defaults, extra_vars=_read_think(fields.get("think"), defaults))
     params = parameters.build_sampling_params(params, {**more, "best_of": None}, fields)
@@ -142,23 +144,19 @@ def _is_at_most(value: object, bound: int) -> bool:
 
 
 def _read_format(form: Any) -> dict[str, StructuredOutput]:
-    """Return the parameter `structured` of a `format`: "json" or a schema; nothing for "". Raises InvalidRequest."""
+    """Return the parameter `structured` of a `format`: "json" or a schema, closed as by Ollama; nothing for "". Raises
+    InvalidRequest.
+    """
     if form == "":
         return {}
     if form == "json":
         return {"structured": StructuredOutput.json()}
     require_type("format", form, dict, '"json" or a JSON schema: an object')
     try:
-        return {"structured": StructuredOutput.json(form, lenient=True)}
+        return {"structured": StructuredOutput.json(form, lenient=True, closed=True)}
     except InvalidRequest as error:
         error.field = "format"
         raise
-
-
-def _read_logprobs(fields: Mapping[str, Any]) -> Any:
-    """Return how many likely tokens to report at each place, or None. Raises InvalidRequest."""
-    wanted = parameters.read_flag(fields, "logprobs")
-    return parameters.read_top_logprobs(fields, wanted, '"logprobs": true', None)
 
 
 def _read_think(think: object, defaults: RequestDefaults) -> TemplateVars:

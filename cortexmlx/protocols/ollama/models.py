@@ -125,14 +125,9 @@ def show(model: ModelFacts) -> Body:
     }
 
 
-def add_tag(name: str) -> str:
-    """Return a model's name with its tag; `:latest` if it has none."""
-    return name if ":" in name else name + TAG
-
-
 def _shared_fields(model: ModelFacts) -> Body:
     """Return a model's fields that `/api/tags` and `/api/ps` share. The digest is of the name, not of the files."""
-    name = add_tag(model.name)
+    name = model.name if ":" in model.name else model.name + TAG
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return {
         "name": name,

@@ -73,12 +73,12 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
     assert out.startswith(b" word1") or out == b"\n"
 
 
-@pytest.mark.parametrize("closed", [pytest.param("2>&- <&-", marks=pytest.mark.slow), ">&- 2>&- <&-"])
-def test_what_is_closed_is_no_error(closed: str) -> None:
-    words = [*FAKE_COMMAND, "generate", "fake", "-p", "hi"]
+@pytest.mark.parametrize("closed", [pytest.param("2>&- <&-", marks=pytest.mark.slow), ">&- 2>&- <&-", "2>/dev/full"])
+def test_what_is_closed_or_full_is_no_error(closed: str) -> None:
+    words = [*FAKE_COMMAND, "generate", "fake", "-p", "!say <think>let me see</think>It is."]
     done = subprocess.run(["sh", "-c", f"{shlex.join(words)} {closed}"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert (done.stdout == b"") == closed.startswith(">&-")
+    assert done.stdout == (b"" if closed.startswith(">&-") else b"It is.\n")
 
 
 def test_an_interrupt_before_there_is_a_command_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

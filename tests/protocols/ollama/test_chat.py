@@ -65,7 +65,7 @@ def test_a_form_is_json_or_a_schema() -> None:
     assert asked(format="json").params.form == StructuredOutput.json()
     assert asked(format="").params.form is asked(format=None).params.form is None
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    assert asked(format=schema).params.form == StructuredOutput.json(schema, lenient=True)
+    assert asked(format=schema).params.form == StructuredOutput.json(schema, lenient=True, closed=True)
     for wrong in ("yaml", 1, [schema]):
         with pytest.raises(InvalidRequest, match="format is") as raised:
             asked(format=wrong)
