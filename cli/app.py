@@ -79,29 +79,36 @@ CACHE_SYNONYMS = {
 """Words after `cortexmlx cache` that are options here, and what to type instead."""
 
 
-class Subcommand(TyperCommand):
-    """A subcommand whose help shows commands as they must be typed here, such as `python -m cortexmlx chat`."""
+FOREIGN_OPTIONS = {
+    **dict.fromkeys(
+        ("c", "ctx-size", "max-model-len"), "The context is the model's own; --kv-memory limits what it takes"
+    ),
+    **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v", "kv-cache-dtype"), "Here it is --kv-bits 8, or 4"),
+    **dict.fromkeys(("gpu-layers", "n-gpu-layers"), "The whole model is on the GPU"),
+    **dict.fromkeys(("parallel", "max-num-seqs"), "Here it is --max-rows N"),
+    "api-key": "Here it is --api-key-file FILE, or CORTEXMLX_API_KEY in the environment: others see a command line",
+    "gpu-memory-utilization": "Here it is --memory SIZE for all models of `cortexmlx serve`, or --kv-memory",
+    "max-kv-size": "Here it is --keep-last N",
+    "repeat-penalty": "Here it is --repetition-penalty X",
+    "served-model-name": "Here it is --alias NAME, of `cortexmlx serve`",
+    "system-prompt": "Here it is --system TEXT",
+    "tensor-parallel-size": "Here it is --hosts HOSTS",
+}
+"""Options of llama.cpp, vLLM and mlx-lm that do not exist here, without their dashes, and what to do instead."""
+
+
+class AdaptedHelp:
+    """A command whose help shows commands as they must be typed here, such as `python -m cortexmlx chat`."""
+
+    help: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, with the commands in it as they must be typed here."""
         self.help = adapt_commands(self.help or "")
-        super().format_help(ctx, formatter)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. The error for another program's words for answers in JSON has those for it here."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as raised:
-            error: Any = raised
-            if any("--schema" in each.opts for each in self.params):
-                if getattr(error, "option_name", "") == "--json":
-                    error.possibilities = ["--schema json"]
-                elif "'json' is not one of" in str(error):
-                    error.message += " For answers in JSON: --schema json"
-            raise
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(AdaptedHelp, TyperGroup):
     """A command that has subcommands of its own."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -110,10 +117,27 @@ class CommandGroup(TyperGroup):
             ctx.fail(f"No such command {args[0]!r}. Type: {CACHE_SYNONYMS[args[0]]}")
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help, with the commands in it as they must be typed here."""
-        self.help = adapt_commands(self.help or "")
-        super().format_help(ctx, formatter)
+
+class Subcommand(AdaptedHelp, TyperCommand):
+    """A subcommand."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for another program's option says what it is here."""
+        words = [*args]  # the parser takes them away
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as raised:
+            error: Any = raised
+            has_schema = any("--schema" in each.opts for each in self.params)
+            if type(raised).__name__ == "NoSuchOption":
+                typed = next((word for word in words if word.startswith(error.option_name)), "").partition("=")[0]
+                if typed == "--json" and has_schema:
+                    error.possibilities = ["--schema json"]
+                elif advice := FOREIGN_OPTIONS.get(typed.lstrip("-")):
+                    error.message, error.possibilities = f"No such option: {typed}. {advice}", None
+            elif "'json' is not one of" in str(error) and has_schema:
+                error.message += " For answers in JSON: --schema json"
+            raise
 
 
 class OptionalValueCommand(Subcommand):

@@ -142,13 +142,13 @@ NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and
 KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so many bytes of them.")]
 
 
-def _number_option(name: str) -> Any:
+def _number_option(name: str, default_text: str | None = None) -> Any:
     """Return the typer option of a number, as its field in `SamplingParams` declares it."""
     number, optional = NUMBERS[name], getattr(SamplingParams, name) is None
     kind: Any = int if number.whole else float
     metavar = "N" if number.whole else "X"
     flags = number.flags or (f"--{name.replace('_', '-')}",)
-    option = typer.Option(*flags, metavar=metavar, help=number.help, show_default=not optional)
+    option = typer.Option(*flags, metavar=metavar, help=number.help, show_default=default_text or not optional)
     return Annotated[kind | None if optional else kind, option]
 
 
@@ -196,11 +196,12 @@ STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStor
 Command = Callable[..., None]
 
 
-def add_sampling_options(*, excluded: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+def add_sampling_options(
+    *, excluded: Collection[str] = (), follows_model: bool = False, **defaults: Any
+) -> Callable[[Command], Command]:
     """Return a decorator that replaces a command's parameter `params` by the options of `SAMPLING`, except those in
-    `excluded`.
-
-    Their defaults are those of `SamplingParams`, except those in `defaults`.
+    `excluded`. Their defaults are those of `SamplingParams`, except those in `defaults`; with `follows_model`, what the
+    model's makers recommend comes before these.
     """
 
     def make(
@@ -217,6 +218,9 @@ def add_sampling_options(*, excluded: Collection[str] = (), **defaults: Any) -> 
     unset = {**dict.fromkeys(("stop", "schema", "regex", "choice")), "open_schema": False}
     default_values = {**vars(SamplingParams()), **unset, **defaults}
     command_options = {name: (kind, default_values[name]) for name, kind in SAMPLING.items() if name not in excluded}
+    for name in (name for name in command_options if follows_model and name in NUMBERS and NUMBERS[name].recommended):
+        default = default_values[name]
+        command_options[name] = (_number_option(name, f"the model's, else {default}"), default)
     return lambda command: _expand_parameter(command, "params", command_options, make)
 
 

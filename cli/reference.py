@@ -152,6 +152,8 @@ def _option_names(parameter: inspect.Parameter, info: Any) -> str:
 def _default_text(parameter: inspect.Parameter, info: Any) -> str:
     """Return the default of an option; empty if there is none to show."""
     value = parameter.default
+    if isinstance(info.show_default, str):
+        return f"({info.show_default})"
     if isinstance(value, bool):
         yes, _, no = _option_names(parameter, info).strip("`").partition("/")
         return f"`{yes if value else no}`" if no else ""

@@ -44,7 +44,9 @@ ROWS = 4
 """Answers of `/n` that are generated at the same time."""
 
 
-@options.add_sampling_options(excluded=("stop", "presence_penalty", "frequency_penalty"), **FALLBACK_SAMPLING)
+@options.add_sampling_options(
+    excluded=("stop", "presence_penalty", "frequency_penalty"), follows_model=True, **FALLBACK_SAMPLING
+)
 @options.add_engine_options(has_store=True, max_rows=ROWS)
 def chat(
     context: typer.Context,
@@ -81,8 +83,7 @@ def chat(
 
     With a file or a pipe as input, that is the one question, before -p if given. With a file or a pipe as output,
     the answer is its plain text. Answers are sampled as the model's makers recommend (generation_config.json; the
-    starter model with a light repetition penalty); the defaults below are for other models. --temp 0
-    --repetition-penalty 1 is greedy.
+    starter model with a light repetition penalty). --temp 0 --repetition-penalty 1 is greedy.
 
     A chat in a terminal is saved after every turn, in a file of the state folder that only you can read. --resume goes
     on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The

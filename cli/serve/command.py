@@ -88,7 +88,9 @@ _DEFAULT_IDLE = 600.0
 """Seconds after which one of several models is unloaded, if nobody says otherwise."""
 
 
-@options.add_sampling_options(excluded=("stop", "schema", "open_schema", "regex", "choice"), max_tokens=None)
+@options.add_sampling_options(
+    excluded=("stop", "schema", "open_schema", "regex", "choice"), follows_model=True, max_tokens=None
+)
 @options.add_engine_options(has_store=True)
 def serve(
     context: typer.Context,
@@ -183,8 +185,8 @@ def serve(
     (messages) or Ollama's, and rerank documents.
 
     It needs starlette, uvicorn and prometheus-client. Ctrl-C ends it: running requests get the time of --grace.
-    Sampling options are for what a request does not set; without them, the model's makers' recommendation holds. The
-    first of several models is loaded at once, the others when a request asks for them.
+    Sampling options are for what a request does not set; the model's are in generation_config.json. The first of
+    several models is loaded at once, the others when a request asks for them.
     """
     keys = read_keys(key_file)
     if host not in LOOPBACK and not keys and not insecure:

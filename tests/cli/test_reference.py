@@ -48,6 +48,12 @@ def test_the_page_has_the_options_and_defaults_that_help_shows(
     assert sorted(c.strip(" `").removeprefix("--") for c in cells if c.strip()) == sorted(defaults)
 
 
+@pytest.mark.parametrize(("name", "says"), [("serve", "(the model's, else 0.0)"), ("generate", "0.0")])
+def test_help_says_where_the_model_has_the_default(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert f"likeliest token. [default: {says}]" in " ".join(capsys.readouterr().out.split())
+
+
 OTHERS = {"hostfile", "backend", "starting-port", "map-by", "bind-to", "env", "hf-path", "mlx-path"}
 OTHERS |= {"upgrade", "no-deps", "no-cache", "force-reinstall", "out", "settings"}
 """Options of pip, mlx.launch, mlx-lm, sips and Claude Code that our messages name."""

@@ -18,6 +18,7 @@ from itertools import islice, takewhile
 from operator import is_
 from typing import Any
 
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.calls.literals import PYTHONIC, PYTHONIC_END, write_pythonic
 from cortexmlx.types.messages import wrap_in_tag
 
@@ -50,7 +51,19 @@ class ConversationFitter:
             self._form = _write_text_parts  # as LLaVA's templates read texts; they would write nothing of others
 
     def render(self, messages: TemplateMessages, render: RenderMessages) -> str | list[int]:
-        """Render the messages, repaired as needed. Raises what `render` raises for the originals if no repair helps."""
+        """Render the messages, repaired as needed. Raises what `render` raises for the originals if no repair helps,
+        and InvalidRequest if the template leaves out the messages of a role.
+        """
+        for role in islice({each["role"] for each in messages}.difference(_ROLES), _MAX_PROBED):
+            probe = TemplateRepair(
+                list, (_ASK, {"role": role, "content": "some words"}), ("the question", "some words")
+            )
+            if self._score_rendering(probe, probe.probe) == 1:
+                raise InvalidRequest(
+                    f"the chat template leaves out messages of the role {role!r:.80}, so it would not read them. "
+                    f"Send them as {', '.join(_ROLES)}",
+                    field="messages",
+                )
         messages = self._apply_needed(messages, REPAIRS)
         try:
             return render(self._form(messages))
@@ -455,6 +468,9 @@ def _call_id(name: str) -> str:
     return f"call_{name[0] * 24}"
 
 
+_ROLES = ("system", "user", "assistant", "tool")
+"""What every template should read. Some have more, such as `environment`."""
+_MAX_PROBED = 32
 _ASK = _user_message("the question")
 _ONCE = (_ASK, _call_message("lookup"), _result_message("lookup"))
 _TWICE = (_ASK, _call_message("lookup", "search"), _result_message("lookup"), _result_message("search"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ def test_a_conversation_that_no_repair_helps_is_refused_in_the_templates_words()
     hopeless = "{{ raise_exception('not today: ' ~ messages | length) }}"
     with pytest.raises(InvalidRequest, match="not today: 3"):
         fitted(hopeless, system("a"), system("b"), user("c"))
+
+
+def test_a_message_of_a_role_that_a_template_leaves_out_is_refused() -> None:
+    said = [user("a"), {"role": "wizard", "content": "a spell"}]
+    for name in ALL.keys() - {"mistral"}:  # whose template refuses it itself
+        is_read = "a spell" in plainly(ALL[name], said)
+        with nullcontext() if is_read else pytest.raises(InvalidRequest, match="of the role 'wizard', so it would"):
+            assert "a spell" in fitted(ALL[name], *said), name
 
 
 def test_all_messages_are_fitted_before_a_template_reads_them(tmp_path: Path) -> None:
