@@ -37,7 +37,7 @@ class PlannedModel:
     config: EngineConfig
     """With the KV memory that is planned, so that each load takes as much."""
     fixed: int
-    """Weights, and what the steps of all rows keep."""
+    """Weights, what the steps of all rows keep, and what images take."""
     kv: int
     context_length: int
     """Tokens that a prompt and its answer may have."""
@@ -103,7 +103,7 @@ class ModelPlanner:
         )
         figures = self._figures(0, None)
         self.fixed = figures.weight_bytes + figures.tail_bytes + figures.logits_bytes
-        self.fixed += figures.states_bytes + figures.draft_bytes
+        self.fixed += figures.states_bytes + figures.draft_bytes + figures.image_bytes
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:
         """Return the figures of the model on a machine with `budget` bytes, `kv` of them for keys and values."""

@@ -11,6 +11,7 @@ from cortexmlx import Engine
 from cortexmlx.cli.serve.pool import PlannedModel, plan_memory
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
+from support.models.sighted import write_sighted
 from support.models.tiny import write_tiny
 
 MIB = 1 << 20
@@ -52,6 +53,15 @@ def test_a_draft_model_is_planned_as_the_engine_opens_it(folder: Path) -> None:
         assert engine.longest_request == plan.context_length
         limits = engine.inspect(lambda core: (core.cache.bytes_limit, core.draft.rows.cache.bytes_limit))
     assert limits[0] == limits[1] and sum(limits) <= plan.kv
+
+
+def test_what_images_take_is_planned(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    folder = write_sighted(tmp_path / "sees", "qwen3_vl")
+    plan = planned(folder, "a", 100 * MIB)["a"]
+    with Engine(**vars(plan.config)) as engine:
+        taken_by_images = engine.inspect(lambda core: core.model._sight_bytes)
+        assert taken_by_images > 0 and plan.fixed >= engine.info.weight_bytes + taken_by_images
 
 
 @pytest.mark.parametrize(
