@@ -61,9 +61,9 @@ def test_the_nearest_of_several_conversations_is_compared() -> None:
     tell(history, first)
     tell(history, second)
     changed = first.copy()
-    changed[35] = 1
+    changed[30] = 1
     report = tell(history, changed)
-    assert (report.known_tokens, report.recomputed_tokens, report.character) == (35, 400 - 36, 35)
+    assert (report.known_tokens, report.recomputed_tokens, report.character) == (30, 400 - 31, 30)
     assert report.old[:16] == report.new[:16] and report.new[16] == Letters().decode([1]) != report.old[16]
     found = tell(history, np.where(np.arange(400) == 36, 1, first), cached=390)  # by another process, on disk
     assert (found.recomputed_tokens, found.reason, found.old) == (0, None, "")
@@ -85,8 +85,10 @@ def test_what_was_found_is_not_computed_again() -> None:
     second[:200] = np.where(np.arange(200) == 20, 1, first[:200])
     tell(history, first)
     tell(history, second)
-    report = tell(history, np.where(np.arange(400) == 20, 1, first))
-    assert (report.known_tokens, report.recomputed_tokens, report.character) == (200, 200, 20)
+    prompt = np.where(np.arange(400) == 20, 1, first)
+    prompt[300:] = text(3)[300:]
+    report = tell(history, prompt)
+    assert (report.known_tokens, report.recomputed_tokens, report.character) == (200, 100, 20)
 
 
 def test_memory_is_bounded_and_those_who_asked_last_keep_theirs() -> None:
