@@ -167,10 +167,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture
 def engine(tiny: Tiny) -> Iterator[Any]:
-    """Four rows of the tiny llama; tests that want another engine have a fixture of that name."""
+    """Four rows of a tiny llama with one layer; tests that want another engine have a fixture of that name."""
     from cortexmlx import Engine
 
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as opened:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8, max_rows=4, prefill_budget=32) as opened:
         yield opened
 
 

@@ -15,7 +15,7 @@ from support.models.adapters import write_adapter
 
 @pytest.fixture
 def folder(tiny: Any, tmp_path: Path) -> Path:
-    return write_adapter(tmp_path / "sql", tiny("llama"))
+    return write_adapter(tmp_path / "sql", tiny("one layer"))
 
 
 def test_an_app_sees_what_is_loaded(engine: Engine, folder: Path) -> None:
@@ -80,8 +80,8 @@ def test_wrong_folders_and_names(engine: Engine, folder: Path) -> None:
 
 
 def test_the_limits_of_an_engine(tiny: Any, folder: Path, tmp_path: Path) -> None:
-    other = write_adapter(tmp_path / "other", tiny("llama"), seed=5)
-    with Engine(tiny("llama"), kv_memory="256KB", adapters={"sql": folder}, max_adapters=1) as engine:
+    other = write_adapter(tmp_path / "other", tiny("one layer"), seed=5)
+    with Engine(tiny("one layer"), kv_memory="128KB", adapters={"sql": folder}, max_adapters=1) as engine:
         with pytest.raises(AdapterRefused, match="max_adapters"):
             engine.load_adapter("other", other)
         engine.load_adapter("too", folder)
@@ -93,7 +93,7 @@ def test_the_limits_of_an_engine(tiny: Any, folder: Path, tmp_path: Path) -> Non
         engine.check_invariants()
     for limits, word in (({"max_adapter_rank": 3}, "max_adapter_rank"), ({"adapter_memory": 1000}, "adapter_memory")):
         with pytest.raises(AdapterRefused, match=word):
-            Engine(tiny("llama"), kv_memory="256KB", adapters={"sql": folder}, **limits)
+            Engine(tiny("one layer"), kv_memory="128KB", adapters={"sql": folder}, **limits)
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,23 @@ def test_the_limits_of_an_engine(tiny: Any, folder: Path, tmp_path: Path) -> Non
 )
 def test_options_that_are_wrong(tiny: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        Engine(tiny("llama"), **options)
+        Engine(tiny("one layer"), **options)
 
 
 def test_an_engine_that_cannot_load_an_adapter_does_not_open(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
-        Engine(tiny("llama"), kv_memory="256KB", adapters={"sql": tmp_path / "none"})
+        Engine(tiny("one layer"), kv_memory="128KB", adapters={"sql": tmp_path / "none"})
 
 
 def test_a_model_that_runs_one_request_at_a_time_refuses_them_by_name(tiny: Any, folder: Path, unpaged: None) -> None:
-    with Engine(tiny("llama"), kv_memory="256KB") as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB") as engine:
         with pytest.raises(AdapterRefused, match="one request at a time"):
             engine.load_adapter("sql", folder)
         assert engine.generate([1, 2, 3], max_tokens=2).token_ids
 
 
 def test_a_closed_engine(tiny: Any, folder: Path) -> None:
-    with Engine(tiny("llama"), kv_memory="256KB", adapters={"sql": folder}) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", adapters={"sql": folder}) as engine:
         pass
     for ask in (lambda: engine.load_adapter("sql", folder), lambda: engine.unload_adapter("sql")):
         with pytest.raises(EngineClosed):

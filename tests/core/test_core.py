@@ -23,7 +23,7 @@ PROMPT = tokens_of(20, seed=1)
 @pytest.mark.parametrize("steps", (0, 3, 4, 22))
 def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny: Any, theirs: Any, steps: int) -> None:
     """Fifty tokens are prefilled in four pieces, then decoded across the end of a window."""
-    driver = Driver(tiny("llama"), prefill_budget=16)
+    driver = Driver(tiny("one layer"), prefill_budget=16)
     prompt, other = tokens_of(50, seed=2), tokens_of(9, seed=3)
     neighbour = driver.add(other, 40)
     handle = driver.add(prompt, 60)
@@ -31,15 +31,15 @@ def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny:
     handle.cancel()
     completion = driver.result(handle)
     assert completion.finish_reason is FinishReason.CANCELLED and handle.state is RequestState.CANCELLED
-    assert list(completion.token_ids) == theirs("llama", prompt, 60)[: len(completion.token_ids)]
+    assert list(completion.token_ids) == theirs("one layer", prompt, 60)[: len(completion.token_ids)]
     handle.cancel()
     driver.finish()
-    assert list(driver.result(neighbour).token_ids) == theirs("llama", other, 40)
+    assert list(driver.result(neighbour).token_ids) == theirs("one layer", other, 40)
     assert_nothing_lost(driver.core.stats())
 
 
 def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=1)
+    driver = Driver(tiny("one layer"), max_rows=1)
     first, second = driver.add(PROMPT, 20), driver.add(PROMPT, 20)
     driver.step(3)
     second.cancel()
@@ -53,7 +53,7 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU takes the next step without being waited for")
 def test_first_tokens_are_handed_out_before_a_cpu_takes_the_next_step(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     runner, order, in_flight = driver.core.runner, [], deque()
     dispatch, collect = runner.dispatch, runner.collect
 
@@ -99,7 +99,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 def test_a_model_whose_logits_become_nan_fails_the_request_and_goes_on_when_they_are_numbers_again(
     tiny: Any, theirs: Any, params: dict[str, Any]
 ) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     norm = driver.core.loaded.model.model.norm.norm
     weight = norm.weight
     handle = driver.add(tokens_of(9), 20, **params)
@@ -111,7 +111,7 @@ def test_a_model_whose_logits_become_nan_fails_the_request_and_goes_on_when_they
     norm.weight = weight
     assert_nothing_lost(driver.core.stats())
     (again,) = driver.answers([tokens_of(9)], 20, ignore_eos=False)
-    assert list(again) == theirs("llama", tokens_of(9), 20)
+    assert list(again) == theirs("one layer", tokens_of(9), 20)
 
 
 # The core moves blocks together while nothing runs: what is free becomes one run, what is cached is found again.
@@ -150,28 +150,28 @@ def test_cached_texts_survive_compaction(tiny: Any, theirs: Any, name: str) -> N
 
 
 def test_nothing_moves_while_a_row_runs(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024)
+    driver = Driver(tiny("one layer"), tokens=1024)
     kept = scattered(driver)
     handle = driver.add(kept[0], 30)
     driver.step(4)
     assert driver.core.compact() == 0
     driver.core.tidy()
     driver.finish()
-    assert list(driver.result(handle).token_ids) == theirs("llama", kept[0], 30)
+    assert list(driver.result(handle).token_ids) == theirs("one layer", kept[0], 30)
 
 
 def test_after_compaction_the_free_end_can_be_given_back(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024)
+    driver = Driver(tiny("one layer"), tokens=1024)
     kept = scattered(driver)
     blocks = driver.core.cache.pools.blocks
     driver.core.compact()
     driver.core.cache.pools.shrink(1)
     assert driver.core.cache.pools.blocks == (driver.core.stats().cached_blocks,) < blocks
-    assert driver.answers(kept, 12) == [tuple(theirs("llama", t, 12)) for t in kept]
+    assert driver.answers(kept, 12) == [tuple(theirs("one layer", t, 12)) for t in kept]
 
 
 def test_an_idle_engine_tidies_up_only_when_it_is_badly_fragmented(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=512)
+    driver = Driver(tiny("one layer"), tokens=512)
     driver.answers([tokens_of(60, seed=1)], 1)
     table = driver.core.cache.pools[0].allocator.block_map()
     driver.core.tidy()
@@ -182,7 +182,7 @@ def test_an_idle_engine_tidies_up_only_when_it_is_badly_fragmented(tiny: Any) ->
 
 
 def test_preemption_says_so_in_the_statistics(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=104, max_rows=4)
+    driver = Driver(tiny("one layer"), tokens=104, max_rows=4)
     handles = [driver.add(tokens_of(20, seed=i), 50) for i in range(4)]
     lines: set[str] = set()
     while not driver.core.idle:
@@ -194,7 +194,7 @@ def test_preemption_says_so_in_the_statistics(tiny: Any) -> None:
 
 
 def test_who_begins_again_because_memory_was_refused_was_not_preempted(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    driver = Driver(tiny("one layer"), tokens=1024, max_rows=4)
     handles = [driver.add(tokens_of(20, seed=i), 50) for i in range(2)]
     driver.step(5)
     refusals = Refusals(driver.core, lambda plan: None if refusals.count else "under way")
@@ -208,7 +208,7 @@ def test_who_begins_again_because_memory_was_refused_was_not_preempted(tiny: Any
 
 
 def test_a_prompt_that_began_again_is_counted_once_as_cached(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    driver = Driver(tiny("one layer"), tokens=1024, max_rows=4)
     driver.answers([tokens_of(30, seed=30)], 5)
     driver.add(tokens_of(30, seed=30), 50)
     driver.step(5)
@@ -220,7 +220,7 @@ def test_a_prompt_that_began_again_is_counted_once_as_cached(tiny: Any) -> None:
 
 def test_an_engine_that_begins_anew_counts_anew(tiny: Any) -> None:
     """All of it: else a share, such as that of the tokens that were cached, would be of other requests."""
-    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    driver = Driver(tiny("one layer"), tokens=1024, max_rows=4)
     for _ in range(2):
         driver.answers([tokens_of(30, seed=30)], 5)
     driver.core.reset()
@@ -232,7 +232,7 @@ def test_an_engine_that_begins_anew_counts_anew(tiny: Any) -> None:
 
 
 def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024, max_rows=2)
+    driver = Driver(tiny("one layer"), tokens=1024, max_rows=2)
     lengths, limit = (30, 9, 17), 12
     driver.answers([tokens_of(n, seed=n) for n in lengths], limit)
     driver.answers([tokens_of(30, seed=30)], limit)

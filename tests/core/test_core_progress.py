@@ -34,7 +34,7 @@ def read(done: int, total: int = 100, cached: int = 0) -> Progress:
 
 @pytest.mark.usefixtures("told_at_once")
 def test_each_piece_of_a_prompt_tells_what_is_computed_before_it(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     handle = driver.add(PROMPT, 3)
     assert handle.progress is None
     assert heard(driver, handle) == [read(0), read(32), read(64), read(96), *driver.result(handle).token_ids]
@@ -43,7 +43,7 @@ def test_each_piece_of_a_prompt_tells_what_is_computed_before_it(tiny: Any) -> N
 
 @pytest.mark.usefixtures("told_at_once")
 def test_a_prompt_of_one_step_tells_nothing_and_one_that_was_cached_in_part_counts_that_as_done(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     short = driver.add(PROMPT[:30], 2)
     assert len(heard(driver, short)) == 2 and short.progress == read(0, 30)
     longer = driver.add(PROMPT, 2)
@@ -53,7 +53,7 @@ def test_a_prompt_of_one_step_tells_nothing_and_one_that_was_cached_in_part_coun
 
 @pytest.mark.usefixtures("told_at_once")
 def test_who_had_to_give_up_its_blocks_tells_of_prompt_and_answer(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), prefix_cache=False)
+    driver = Driver(tiny("one layer"), prefix_cache=False)
     handle = driver.add(PROMPT, 40)
     driver.step(20)
     driver.core.drain()
@@ -67,14 +67,14 @@ def test_who_had_to_give_up_its_blocks_tells_of_prompt_and_answer(tiny: Any) -> 
 
 @pytest.mark.usefixtures("told_at_once")
 def test_several_answers_read_their_prompt_once(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     handle = driver.add(PROMPT, 2, n=3)
     assert sum(isinstance(each, Progress) for each in heard(driver, handle)) == 4
 
 
 @pytest.mark.usefixtures("told_at_once")
 def test_who_reads_late_finds_the_newest_progress_only(tiny: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     handle = driver.add(PROMPT, 2)
     driver.finish()
     assert [event.progress for event in handle if event.progress] == [read(96)]
@@ -83,7 +83,7 @@ def test_who_reads_late_finds_the_newest_progress_only(tiny: Any) -> None:
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_a_cancelled_prompt_gets_no_further_piece(tiny: Any, pieces: int) -> None:
     """Also where the engine's thread has not come to the cancel yet when it plans the next step."""
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     handle = driver.add(PROMPT, 3)
     asked: list[int] = []
     handle._cancel = asked.append

@@ -61,13 +61,13 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose template has a switch for thoughts."""
-    return write_thinking(tmp_path_factory.mktemp("model"), SWITCHED, max_position_embeddings=1600, num_hidden_layers=1)
+    return write_thinking(tmp_path_factory.mktemp("model"), SWITCHED, max_position_embeddings=1600)
 
 
 @pytest.fixture(scope="module")
 def calling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that calls tools."""
-    return write_calling(tmp_path_factory.mktemp("model") / "calling", "hermes", max_position_embeddings=1024)
+    return write_calling(tmp_path_factory.mktemp("model") / "calling", "hermes", max_position_embeddings=700)
 
 
 @pytest.fixture(scope="module")

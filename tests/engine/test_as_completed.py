@@ -26,7 +26,7 @@ SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 
 @pytest.fixture
 def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as opened:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=2) as opened:
         yield opened
 
 
@@ -38,9 +38,9 @@ def endless(read: list[int]) -> Iterator[list[int]]:
 
 def test_answers_come_in_the_order_of_finishing_and_are_the_right_ones(tiny: Any, theirs: Any) -> None:
     prompts, limits = [tokens_of(5, seed=i) for i in range(4)], [60, 4, 90, 25]
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=4) as engine:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=4) as engine:
         results = list(engine.as_completed(prompts, (SamplingParams(max_tokens=n) for n in limits)))
-    expected = {i: theirs("llama", p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))}
+    expected = {i: theirs("one layer", p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))}
     assert [index for index, _ in results] == sorted(expected, key=lambda i: len(expected[i]))
     answers = dict(results)
     assert all(isinstance(a, Completion) and list(a.token_ids) == expected[i] for i, a in answers.items())
@@ -112,7 +112,7 @@ def test_an_error_of_the_prompts_iterator_comes_out_and_cancels_the_rest(engine:
 
 
 def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=2) as engine:
         hold_long_answers(engine)
         completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], [LONG, *[SHORT] * 19])
         next(completed)

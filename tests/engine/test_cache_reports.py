@@ -289,7 +289,7 @@ def test_another_client_is_told_nothing(engine: Engine) -> None:
 
 def test_another_adapter_and_another_model(folder: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "style", folder, keys=("self_attn.q_proj",), num_layers=1, seed=1)
-    other = write_thinking(tmp_path / "other", TEMPLATE, max_position_embeddings=8192, num_hidden_layers=1)
+    other = write_thinking(tmp_path / "other", TEMPLATE, max_position_embeddings=8192, num_hidden_layers=2)
     history = PromptHistory()
     with Engine(str(folder), kv_memory="16MB", adapters={"style": adapter}) as engine, Engine(str(other)) as second:
         engine.share_history(history)

@@ -41,7 +41,7 @@ def test_a_client_cannot_guess_anothers_prompt_token_by_token(
     tiny: Any, prefix: int, thief: str | None, share: bool
 ) -> None:
     """Where clients share, the same attack finds every token."""
-    driver = Driver(tiny("llama"), tokens=8192, block_size=32, share_prefixes_between_clients=share)
+    driver = Driver(tiny("one layer"), tokens=8192, block_size=32, share_prefixes_between_clients=share)
     known = tokens_of(prefix, seed=3)
     assert cached(driver, [*known, *SECRET, *REST], "victim") == 0
     assert guessed(driver, known, len(SECRET), thief) == (SECRET if share else [])
@@ -63,7 +63,7 @@ class Impostor(str):
 
 def test_a_name_with_methods_of_its_own_finds_nothing_of_anothers(tiny: Any) -> None:
     prompt = tokens_of(40, seed=6)
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8) as engine:
         ask = SamplingParams(max_tokens=1)
         engine.submit(prompt, ask, client="victim").result()
         assert engine.submit(prompt, ask, client="victim").result().usage.cached_tokens >= 32
@@ -81,7 +81,7 @@ def test_a_client_that_is_no_text_is_refused_at_once(tiny: Any, client: Any) -> 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_an_engine_shares_between_clients_only_if_asked(tiny: Any, share: bool) -> None:
-    model: Path = tiny("llama")
+    model: Path = tiny("one layer")
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     with Engine(model, block_size=8, kv_memory="1MB", share_prefixes_between_clients=share) as engine:
         prompt = tokens_of(40, seed=5)

@@ -24,17 +24,17 @@ GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
         yield engine
         assert_nothing_lost(engine.stats())
 
 
 def test_a_text_prompt_is_encoded_as_it_is(engine: Engine, judged: Callable[[str], Any], theirs: Any) -> None:
     prompt = "the cat and the hat: é"
-    tokens = list(judged("llama")[1].encode(prompt))
+    tokens = list(judged("one layer")[1].encode(prompt))
     assert engine.encode(prompt) == tokens
     completion = engine.generate(prompt, SamplingParams(max_tokens=20))
-    assert list(completion.token_ids) == theirs("llama", tokens, 20)
+    assert list(completion.token_ids) == theirs("one layer", tokens, 20)
     assert completion.usage.prompt_tokens == len(tokens)
     assert completion.usage.completion_tokens == len(completion.token_ids)
 
@@ -47,7 +47,7 @@ def test_messages_go_through_the_chat_template(engine: Engine) -> None:
 
 def test_the_text_is_what_the_tokenizer_makes_of_the_tokens(engine: Engine, judged: Callable[[str], Any]) -> None:
     completion = engine.generate(PROMPT, GREEDY)
-    assert completion.text == judged("llama")[1].decode(list(completion.token_ids))
+    assert completion.text == judged("one layer")[1].decode(list(completion.token_ids))
 
 
 def test_streamed_pieces_join_to_the_completion(engine: Engine) -> None:
@@ -123,7 +123,7 @@ def test_log_probabilities_are_those_of_mlx_lms_logits(engine: Engine, judged: C
     completion = engine.generate(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True, logprobs=3))
     assert completion.logprobs is not None and len(completion.logprobs) == 20
     tokens = [*PROMPT, *completion.token_ids]
-    logits = np.array(judged("llama")[0](mx.array([tokens])))[0, len(PROMPT) - 1 : -1].astype(np.float64)
+    logits = np.array(judged("one layer")[0](mx.array([tokens])))[0, len(PROMPT) - 1 : -1].astype(np.float64)
     wanted = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
     wanted -= logits.max(-1, keepdims=True)
     for place, found in enumerate(completion.logprobs):
@@ -149,7 +149,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_any_crowd(tiny: Any, pipeline
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(5)]
     prompts.append(prompts[0])
     with Engine(
-        tiny("llama"), kv_memory="192KB", block_size=8, max_rows=3, prefill_budget=20, pipeline=pipeline
+        tiny("one layer"), kv_memory="96KB", block_size=8, max_rows=3, prefill_budget=20, pipeline=pipeline
     ) as engine:
         alone = [engine.generate(p, s) for p, s in zip(prompts, MANY, strict=True)]
         crowd = engine.generate_batch(prompts, MANY)
@@ -167,10 +167,10 @@ def test_sampled_answers_without_a_seed_differ(engine: Engine) -> None:
 
 
 def test_a_prompt_that_fills_the_arena_gets_one_token(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=64)
+    driver = Driver(tiny("one layer"), tokens=64)
     prompt = tokens_of(64, seed=3)
     completion = driver.result_of(prompt, None)
-    assert list(completion.token_ids) == theirs("llama", prompt, 1)
+    assert list(completion.token_ids) == theirs("one layer", prompt, 1)
     assert completion.finish_reason is FinishReason.LENGTH
     with pytest.raises(PromptTooLong, match=r"65 tokens .* 64"):
         driver.result(driver.add([*prompt, 1], None))
@@ -178,14 +178,14 @@ def test_a_prompt_that_fills_the_arena_gets_one_token(tiny: Any, theirs: Any) ->
 
 
 def test_a_prompt_that_fills_the_context_gets_one_token(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=1024, prefill_budget=200)
+    driver = Driver(tiny("one layer"), tokens=1024, prefill_budget=200)
     assert len(driver.result_of(tokens_of(511, seed=3), None).token_ids) == 1
     with pytest.raises(PromptTooLong, match=r"512 tokens .* 512"):
         driver.result(driver.add(tokens_of(512), None))
 
 
 def test_answers_without_a_limit_end_when_the_arena_is_full(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=96, max_rows=3)
+    driver = Driver(tiny("one layer"), tokens=96, max_rows=3)
     prompts = [tokens_of(n, seed=n) for n in (10, 20, 30)]
     together = driver.answers(prompts, None)
     assert [len(p) + len(a) for p, a in zip(prompts, together, strict=True)] == [97, 97, 97]
@@ -247,7 +247,7 @@ def test_bad_parameters_are_refused(engine: Engine) -> None:
 )
 def test_bad_settings_are_refused(tiny: Any, bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        Engine(tiny("llama"), **bad)
+        Engine(tiny("one layer"), **bad)
 
 
 def test_a_model_that_could_answer_wrongly_is_refused_by_name(tmp_path: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
     limits = [1 + 7 * i % 12 for i in range(30)]
     params = [SamplingParams(max_tokens=n) for n in limits]
     most = []
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=2) as engine:
         add = engine._worker.core.add
 
         def watched(request: Any, handle: Any, stops: Any, *grammar: Any) -> None:
@@ -271,19 +271,21 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
         engine._worker.core.add = watched  # type: ignore[method-assign]
         answers = engine.generate_batch(prompts, params)
         assert_nothing_lost(engine.stats())
-    assert [list(a.token_ids) for a in answers] == [theirs("llama", p, n) for p, n in zip(prompts, limits, strict=True)]
+    assert [[*a.token_ids] for a in answers] == [
+        theirs("one layer", *each) for each in zip(prompts, limits, strict=True)
+    ]
     assert max(most) == 8, "four requests per row are queued ahead"
 
 
 def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=2) as engine:
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
             engine.generate_batch([*(tokens_of(5, seed=i) for i in range(20)), []], SamplingParams(max_tokens=20))
         finally_nothing_lost(engine)
 
 
 def test_what_is_submitted_while_the_core_is_looked_at_begins_together(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=32) as engine:
+    with Engine(tiny("one layer"), kv_memory="512KB", max_rows=32) as engine:
         prompts = [tokens_of(5, seed=i) for i in range(32)]
         told: list[tuple[int, str]] = []
 

@@ -63,7 +63,7 @@ PARTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
 def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
     tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, part: str, after: int
 ) -> None:
-    with Engine(tiny("llama"), kv_memory="64KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
+    with Engine(tiny("one layer"), kv_memory="32KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
         core = engine._worker.core
         fail_once(*PARTS[part](core), after, monkeypatch)
         prompts = [tokens_of(n, seed=n) for n in (30, 9, 40, 5)]
@@ -77,7 +77,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         assert_nothing_lost(engine.stats())
         for n in (33, 8):
             prompt = tokens_of(n, seed=50 + n)
-            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("llama", prompt, 12)
+            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("one layer", prompt, 12)
         assert_nothing_lost(engine.stats())
 
 
@@ -116,7 +116,7 @@ def test_a_callback_is_told_of_a_failure(engine: Engine, monkeypatch: pytest.Mon
 
 def test_a_callback_is_told_that_the_engine_was_closed(tiny: Any) -> None:
     seen: list[TokenEvent] = []
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8) as engine:
         hold_long_answers(engine)
         engine.submit(PROMPT, LONG, on_event=seen.append)
     last = told(seen)
@@ -137,7 +137,7 @@ def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch
 
 
 def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None:
-    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=2)
+    engine = Engine(tiny("one layer"), kv_memory="128KB", block_size=8, max_rows=2)
     hold_long_answers(engine)
     handles = [engine.submit(PROMPT, LONG) for _ in range(4)]
     next(iter(handles[0]))
@@ -155,7 +155,7 @@ def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None
 
 
 def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> None:
-    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
+    engine = Engine(tiny("one layer"), kv_memory="128KB", block_size=8)
     dropped, worker = weakref.ref(engine), engine._worker
     handles = [engine.submit(PROMPT, SHORT), engine.submit(PROMPT, LONG)]
     del engine
@@ -167,7 +167,7 @@ def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> N
 
 
 def test_an_engine_that_is_dropped_before_it_was_asked_closes_at_once(tiny: Any) -> None:
-    worker = Engine(tiny("llama"), kv_memory="256KB", block_size=8)._worker
+    worker = Engine(tiny("one layer"), kv_memory="128KB", block_size=8)._worker
     worker._task.join()
 
 

@@ -138,7 +138,7 @@ print({{name: code_of(pid) for name, pid in children.items()}})
 
 
 def test_a_fork_while_other_threads_hold_every_lock(tiny: Any) -> None:
-    """Threads that submit, read and ask without a pause; twenty children close and ask."""
+    """Threads that submit, read and ask without a pause; a dozen children close and ask."""
     program = f"""{FORK}
 import threading
 e = engine()
@@ -162,10 +162,10 @@ def child():
         except ForkedProcess: pass
     e.close()
 
-codes = [forked(child) for _ in range(20)]
+codes = [forked(child) for _ in range(12)]
 stop.set()
 for thread in threads: thread.join()
-print(codes == [3] * 20, codes)
+print(codes == [3] * 12, codes)
 """
     code, output, errors = outcome(program, tiny("one layer"))
     assert (code, output[:4], errors) == (0, "True", ""), output

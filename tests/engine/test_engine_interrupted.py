@@ -49,7 +49,7 @@ def wait_until_it_has_recovered(engine: Engine) -> None:
 def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
     tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, part: str, kind: type[BaseException]
 ) -> None:
-    with Engine(tiny("llama"), kv_memory="64KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
+    with Engine(tiny("one layer"), kv_memory="32KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
         core = engine._worker.core
         owner, name = {
             "plan": (core.scheduler, "plan"),
@@ -93,7 +93,7 @@ def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
         let_go()
         for n in (33, 8):
             prompt = tokens_of(n, seed=50 + n)
-            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("llama", prompt, 12)
+            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("one layer", prompt, 12)
         engine.check_invariants()
         assert_nothing_lost(engine.stats())
 
@@ -121,7 +121,7 @@ def test_a_question_that_is_interrupted_is_answered_with_an_error(tiny: Any) -> 
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    with Engine(tiny("llama"), kv_memory="64KB", block_size=8) as engine:
+    with Engine(tiny("one layer"), kv_memory="32KB", block_size=8) as engine:
         with pytest.raises(CortexError, match="KeyboardInterrupt"):
             engine._worker.ask(interrupt)
         assert engine.stats().rows_running == 0
@@ -131,7 +131,7 @@ def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.
     def broken(*_: Any) -> None:
         raise MemoryError
 
-    engine = Engine(tiny("llama"), kv_memory="64KB", block_size=8)
+    engine = Engine(tiny("one layer"), kv_memory="32KB", block_size=8)
     hold_long_answers(engine)
     handle = engine.submit(PROMPT, LONG)
     next(iter(handle))
@@ -211,6 +211,6 @@ def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Engine(tiny("llama"), kv_memory="64KB", on_progress=stop)
-    with Engine(tiny("llama"), kv_memory="64KB") as engine:
+        Engine(tiny("one layer"), kv_memory="32KB", on_progress=stop)
+    with Engine(tiny("one layer"), kv_memory="32KB") as engine:
         assert len(engine.generate(PROMPT, SHORT).token_ids) == 12

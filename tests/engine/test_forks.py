@@ -16,7 +16,7 @@ HOT = {"temperature": 0.9, "seed": 5}
 
 
 def test_the_prompt_is_computed_once(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=4, prefill_budget=512)
+    driver = Driver(tiny("one layer"), max_rows=4, prefill_budget=512)
     computed: list[int] = []
     dispatch = driver.core.runner.dispatch
 
@@ -35,11 +35,11 @@ def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, pr
     from cortexmlx.core.answers import answer_seed
 
     prompt = PROMPT[:length]
-    driver = Driver(tiny("llama"), max_rows=4, prefix_cache=prefix_cache)
+    driver = Driver(tiny("one layer"), max_rows=4, prefix_cache=prefix_cache)
     first = driver.result_of(prompt, 20, seed=5, n=4, temperature=0.9)
     answers = [first, *first.others]
     assert [a.index for a in answers] == [0, 1, 2, 3]
-    alone = Driver(tiny("llama"), max_rows=1, prefix_cache=False)
+    alone = Driver(tiny("one layer"), max_rows=1, prefix_cache=False)
     for answer in answers:
         single = alone.result_of(prompt, 20, seed=answer_seed(5, answer.index), temperature=0.9)
         assert single.token_ids == answer.token_ids
@@ -47,13 +47,13 @@ def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, pr
 
 
 def test_greedy_answers_are_all_the_same_and_end_together(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=3)
+    driver = Driver(tiny("one layer"), max_rows=3)
     first = driver.result_of(PROMPT, 30, n=5)
-    assert {a.token_ids for a in (first, *first.others)} == {tuple(theirs("llama", PROMPT, 30))}
+    assert {a.token_ids for a in (first, *first.others)} == {tuple(theirs("one layer", PROMPT, 30))}
 
 
 def test_best_of_keeps_the_likeliest_of_all_answers(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=6)
+    driver = Driver(tiny("one layer"), max_rows=6)
     every = driver.result_of(PROMPT, 16, seed=3, n=6, temperature=1.2, logprobs=0)
     all_six = [every, *every.others]
     ranked = sorted(all_six, key=lambda c: -(c.cumulative_logprob or 0.0))
@@ -67,7 +67,7 @@ def test_best_of_keeps_the_likeliest_of_all_answers(tiny: Any) -> None:
 
 
 def test_events_say_which_answer_they_belong_to(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=3)
+    driver = Driver(tiny("one layer"), max_rows=3)
     handle = driver.add(PROMPT, 14, n=3, **HOT)
     driver.finish()
     events: list[TokenEvent] = list(handle)
@@ -81,7 +81,7 @@ def test_events_say_which_answer_they_belong_to(tiny: Any) -> None:
 
 
 def test_best_of_streams_nothing_before_it_has_chosen(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=3)
+    driver = Driver(tiny("one layer"), max_rows=3)
     handle = driver.add(PROMPT, 14, n=1, best_of=3, **HOT)
     driver.finish()
     events = list(handle)
@@ -90,7 +90,7 @@ def test_best_of_streams_nothing_before_it_has_chosen(tiny: Any) -> None:
 
 @pytest.mark.parametrize("steps", [0, 2, 9, 25])
 def test_cancelling_ends_all_answers_within_a_step(tiny: Any, steps: int) -> None:
-    driver = Driver(tiny("llama"), max_rows=2, prefill_budget=16)
+    driver = Driver(tiny("one layer"), max_rows=2, prefill_budget=16)
     handle = driver.add(PROMPT, 60, n=4, **HOT)
     driver.step(steps)
     handle.cancel()
@@ -102,7 +102,7 @@ def test_cancelling_ends_all_answers_within_a_step(tiny: Any, steps: int) -> Non
 
 
 def test_forked_prompts_do_not_count_as_found_in_the_prefix_cache(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=4)
+    driver = Driver(tiny("one layer"), max_rows=4)
     first = driver.result_of(PROMPT, 8, n=4, **HOT)
     assert [c.usage.cached_tokens for c in (first, *first.others)] == [0, 0, 0, 0]
     assert driver.core.stats().cached_tokens == 0
@@ -112,8 +112,8 @@ def test_forked_prompts_do_not_count_as_found_in_the_prefix_cache(tiny: Any) -> 
 
 
 def test_more_answers_than_fit_at_once_are_preempted_and_stay_the_same(tiny: Any) -> None:
-    wide = Driver(tiny("llama"), tokens=2048, max_rows=8)
-    narrow = Driver(tiny("llama"), tokens=104, max_rows=8)
+    wide = Driver(tiny("one layer"), tokens=2048, max_rows=8)
+    narrow = Driver(tiny("one layer"), tokens=104, max_rows=8)
     results = []
     for driver in (wide, narrow):
         first = driver.result_of(PROMPT[:20], 50, n=6, **HOT)
@@ -124,7 +124,7 @@ def test_more_answers_than_fit_at_once_are_preempted_and_stay_the_same(tiny: Any
 
 
 def test_n_answers_through_the_engine_with_a_stop_string(tiny: Any) -> None:
-    with Engine(tiny("llama"), block_size=8, kv_memory="256KB") as engine:
+    with Engine(tiny("one layer"), block_size=8, kv_memory="128KB") as engine:
         params = SamplingParams(n=3, max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
         plain = engine.generate(PROMPT, params)
         stop = plain.text[5:7]

@@ -12,7 +12,7 @@ from support.models.tiny import tokens_of
 
 def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
     """Twenty blocks: four for each prompt, and headroom that the first row would keep until its end."""
-    driver = Driver(tiny("llama"), tokens=160, max_rows=4)
+    driver = Driver(tiny("one layer"), tokens=160, max_rows=4)
     driver.add(tokens_of(30, seed=1), 120)
     driver.step(3)
     assert driver.core.cache.pools.obtainable_blocks(0) < 4, "the first row has taken what is free as headroom"
@@ -25,7 +25,7 @@ def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
 
 @pytest.mark.parametrize("rows", [1, 6])
 def test_most_rows_are_one_run(tiny: Any, rows: int) -> None:
-    driver = Driver(tiny("llama"), tokens=8192, max_rows=rows)
+    driver = Driver(tiny("one layer"), tokens=8192, max_rows=rows)
     for i in range(3 * rows):
         driver.add(tokens_of(10 + 7 * i % 50, seed=i), 30 + 11 * i % 60)
     shares = []
@@ -36,12 +36,12 @@ def test_most_rows_are_one_run(tiny: Any, rows: int) -> None:
 
 
 def test_the_arena_begins_small_and_grows_up_to_its_limit(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=6144, max_rows=16, prefill_budget=512)
+    driver = Driver(tiny("one layer"), tokens=6144, max_rows=16, prefill_budget=512)
     before = driver.core.stats()
     assert before.total_blocks == 256 and before.kv_bytes < before.kv_bytes_limit / 2
     prompts = [tokens_of(400, seed=i) for i in range(14)]
     answers = driver.answers(prompts, 30)
-    assert answers[::5] == [tuple(theirs("llama", p, 30)) for p in prompts[::5]]
+    assert answers[::5] == [tuple(theirs("one layer", p, 30)) for p in prompts[::5]]
     after = driver.core.stats()
     per_256 = int(before.kv_bytes * 256 / 258)  # without the null and the scratch block
     assert before.total_blocks < after.total_blocks <= 768 == after.kv_bytes_limit * 256 // per_256
@@ -49,7 +49,7 @@ def test_the_arena_begins_small_and_grows_up_to_its_limit(tiny: Any, theirs: Any
 
 
 def test_the_arena_does_not_grow_for_what_fits(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=8192)
+    driver = Driver(tiny("one layer"), tokens=8192)
     driver.answers([tokens_of(50, seed=i) for i in range(8)], 20)
     assert driver.core.stats().total_blocks == 256
 

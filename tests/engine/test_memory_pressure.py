@@ -39,7 +39,7 @@ def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 
     ("steps", "level"), [(0, "critical"), (4, "warning"), (9, "critical"), (17, "critical"), (30, "warning")]
 )
 def test_pressure_at_any_step_changes_no_token(tiny: Any, theirs: Any, level: str, steps: int) -> None:
-    driver = Driver(tiny("llama"), tokens=1024, max_rows=3, prefill_budget=16)
+    driver = Driver(tiny("one layer"), tokens=1024, max_rows=3, prefill_budget=16)
     prompts = [tokens_of(n, seed=50 + n) for n in (30, 9, 50)]
     handles = [driver.add(p, 40) for p in prompts]
     driver.step(steps)
@@ -49,13 +49,13 @@ def test_pressure_at_any_step_changes_no_token(tiny: Any, theirs: Any, level: st
     driver.finish()
     for prompt, handle in zip(prompts, handles, strict=True):
         answer = list(driver.result(handle).token_ids)
-        assert answer == theirs("llama", prompt, 40)[: len(answer)]
+        assert answer == theirs("one layer", prompt, 40)[: len(answer)]
         assert len(answer) == 40 or handle.state is RequestState.CANCELLED
     assert_nothing_lost(driver.core.stats())
 
 
 def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=8192)
+    driver = Driver(tiny("one layer"), tokens=8192)
     handle = driver.add(tokens_of(20, seed=1), 40)
     driver.step(5)
     assert handle.state is RequestState.DECODING
@@ -69,7 +69,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
 @pytest.mark.parametrize("steps", [2, 20])
 def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: Any, steps: int) -> None:
     """The arena's end cannot be given back while they run, and nobody plans a step once they are gone."""
-    driver = Driver(tiny("llama"), tokens=8192)
+    driver = Driver(tiny("one layer"), tokens=8192)
     driver.add(PROMPT, 60)
     long = driver.add(tokens_of(300, seed=2), 60)
     driver.step(steps)
@@ -81,7 +81,7 @@ def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: 
     driver.core.tidy()
     assert driver.core.runner.arena.blocks == driver.core.cache.pools.blocks < before
     driver.core.check_invariants()
-    assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))]
+    assert driver.answers([PROMPT], 20) == [tuple(theirs("one layer", PROMPT, 20))]
     driver.core.tidy()
     assert driver.core.runner.arena.blocks > (1,), "what was asked once is done once"
 
@@ -90,8 +90,8 @@ def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: 
 def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_arena(
     tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, idle: bool
 ) -> None:
-    driver = Driver(tiny("llama"), tokens=8192)
-    wanted = tuple(theirs("llama", PROMPT, 20))
+    driver = Driver(tiny("one layer"), tokens=8192)
+    wanted = tuple(theirs("one layer", PROMPT, 20))
     assert driver.answers([PROMPT], 20) == [wanted]
     before = driver.core.runner.arena.blocks
     if not idle:
@@ -114,7 +114,7 @@ def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_aren
 
 
 def test_a_warning_halves_the_unused_cache_and_a_critical_one_gives_the_arena_back(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=8192)
+    driver = Driver(tiny("one layer"), tokens=8192)
     driver.answers([tokens_of(400, seed=i) for i in range(8)], 4)
     before = driver.core.stats()
     assert before.cached_blocks > 300 and before.total_blocks > 256, "the arena must have grown"
@@ -125,7 +125,7 @@ def test_a_warning_halves_the_unused_cache_and_a_critical_one_gives_the_arena_ba
     assert after.cached_blocks == 0 and after.total_blocks == 1
     assert after.kv_bytes < before.kv_bytes / 100
     assert after.kv_bytes_limit == before.kv_bytes_limit
-    assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))], "it grows again"
+    assert driver.answers([PROMPT], 20) == [tuple(theirs("one layer", PROMPT, 20))], "it grows again"
 
 
 def test_pressure_through_the_engine_and_a_level_that_does_not_exist(tiny: Any) -> None:
@@ -143,7 +143,7 @@ def test_one_refused_look_after_pressure_costs_one_request_at_most(
     others: int, tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was given back is asked for again: at once by the next request of an idle engine, and beside others."""
-    driver, prompt, short = Driver(tiny("llama"), tokens=1024), tokens_of(100, seed=3), [False]
+    driver, prompt, short = Driver(tiny("one layer"), tokens=1024), tokens_of(100, seed=3), [False]
     monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: not short[0])
     driver.core.relieve(True)
     for _ in range(others):
@@ -159,7 +159,7 @@ def test_one_refused_look_after_pressure_costs_one_request_at_most(
             driver.result(refused)
     driver.step(3)
     short[0] = False
-    assert list(driver.result_of(prompt, 20).token_ids) == theirs("llama", prompt, 20)
+    assert list(driver.result_of(prompt, 20).token_ids) == theirs("one layer", prompt, 20)
     assert driver.core.scheduler.limits.max_answer_tokens(0, driver.core.cache.tables.configured_tokens) == 512
 
 
@@ -167,7 +167,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
     tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rows are refused more when one needs it, and the other goes on: it is bounded only while that lasts."""
-    driver, short = Driver(tiny("llama"), tokens=4096, max_rows=2), [False]
+    driver, short = Driver(tiny("one layer"), tokens=4096, max_rows=2), [False]
     monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: not short[0])
     driver.core.relieve(True)
     long = driver.add(PROMPT, 250)
@@ -181,8 +181,8 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
     driver.finish()
     answers = [driver.result(handle).token_ids for handle in (long, refused)]
     assert [list(answer) for answer in answers] == [
-        theirs("llama", PROMPT, 250),
-        theirs("llama", tokens_of(300, seed=4), 5),
+        theirs("one layer", PROMPT, 250),
+        theirs("one layer", tokens_of(300, seed=4), 5),
     ]
 
 
@@ -191,7 +191,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
 
 @pytest.mark.parametrize("steps", [1, 6, 20])
 def test_cancelling_frees_the_blocks_within_one_step(tiny: Any, steps: int) -> None:
-    driver = Driver(tiny("llama"), prefill_budget=16)
+    driver = Driver(tiny("one layer"), prefill_budget=16)
     other, handle = driver.add(tokens_of(9), 60), driver.add(PROMPT, 60)
     driver.step(steps)
     driver.core.drain()
@@ -207,7 +207,7 @@ def test_cancelling_frees_the_blocks_within_one_step(tiny: Any, steps: int) -> N
 def test_closing_with_a_hundred_requests_in_flight_resolves_every_handle(tiny: Any) -> None:
     Engine(tiny("one layer")).close()  # mlx needs the threads that it has seen: they wait for the next engine
     threads = threading.active_count()
-    engine = Engine(tiny("one layer"), block_size=8, kv_memory="256KB", max_rows=16)
+    engine = Engine(tiny("one layer"), block_size=8, kv_memory="128KB", max_rows=16)
     long = SamplingParams(max_tokens=400, ignore_eos=True)
     hold_long_answers(engine, tokens=1)
     handles = [engine.submit(tokens_of(20 + i % 30, seed=i), long) for i in range(100)]
@@ -223,7 +223,7 @@ def test_closing_with_a_hundred_requests_in_flight_resolves_every_handle(tiny: A
 
 
 def test_a_request_may_not_be_longer_than_its_cap(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_request_tokens=40)
+    driver = Driver(tiny("one layer"), max_request_tokens=40)
     assert len(driver.answers([PROMPT], 32)[0]) == 10
     handle = driver.add(tokens_of(40), 4)
     with pytest.raises(PromptTooLong, match="40 tokens and a request may have 40"):
@@ -231,7 +231,7 @@ def test_a_request_may_not_be_longer_than_its_cap(tiny: Any) -> None:
 
 
 def test_a_clients_requests_run_within_its_share_and_leave_room_for_others(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=2, client_tokens=60)
+    driver = Driver(tiny("one layer"), max_rows=2, client_tokens=60)
     greedy = [client_of(driver, tokens_of(30, seed=i), "greedy", 20) for i in range(6)]
     modest = client_of(driver, tokens_of(30, seed=9), "modest", 20)
     most = 0
@@ -246,13 +246,13 @@ def test_a_clients_requests_run_within_its_share_and_leave_room_for_others(tiny:
 
 
 def test_a_request_over_its_clients_share_runs_alone(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=4, client_tokens=10)
+    driver = Driver(tiny("one layer"), max_rows=4, client_tokens=10)
     handles = [client_of(driver, PROMPT, "one") for _ in range(3)]
     driver.finish()
     assert all(len(h.result(0).token_ids) == 8 for h in handles)
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=64)
+    driver = Driver(tiny("one layer"), tokens=64)
     with pytest.raises(CortexError, match="65 tokens and the KV cache holds 64"):
         driver.add(tokens_of(65), 4).result(0)

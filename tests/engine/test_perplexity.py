@@ -57,7 +57,7 @@ def test_it_is_mlx_lms_on_the_same_windows(context: int, stride: int | None, eng
     told: list[Perplexity] = []
     found = engine.perplexity(TEXT, context=context, stride=stride, on_window=told.append)
     tokens = engine.encode(TEXT)
-    nll = judge(judged("llama")[0], tokens, context, stride or context // 2)
+    nll = judge(judged("one layer")[0], tokens, context, stride or context // 2)
     assert found.tokens == len(tokens) - 1 == found.text_tokens - 1
     assert abs(found.nll - nll) / found.tokens < 1e-5
     assert math.isclose(found.perplexity, math.exp(nll / found.tokens), rel_tol=1e-4)
@@ -127,10 +127,10 @@ def test_a_window_is_no_longer_than_the_memory_holds(tiny: Any) -> None:
 
 
 def test_a_window_is_no_longer_than_what_a_row_keeps_and_leaves_nothing_in_the_cache(tiny: Any, judged: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, keep_first=8, keep_last=24) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8, keep_first=8, keep_last=24) as engine:
         found = engine.perplexity(TEXT)
         assert found.context == 8 + 2 * 24 + 1
-        nll = judge(judged("llama")[0], engine.encode(TEXT), found.context, found.stride)
+        nll = judge(judged("one layer")[0], engine.encode(TEXT), found.context, found.stride)
         assert abs(found.nll - nll) / found.tokens < 1e-5
         assert engine.stats().cached_blocks == 0
 

@@ -12,16 +12,12 @@ import pytest
 
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import assert_same
-from support.engine.same_tokens import LENGTHS, SETTINGS, TOKENS, prompts_of
+from support.engine.same_tokens import SETTINGS, TOKENS, prompts_of
 from support.models.tiny import tokens_of
 
 
 def driver_of(model: Any, setting: str) -> Driver:
     return Driver(model, **({"tokens": 4096, "max_rows": 4} | SETTINGS[setting]))
-
-
-def say(setting: str, preemptions: int, requests: int) -> None:
-    print(f"{setting}: {preemptions} preemptions of {requests} requests")
 
 
 QUICK = ("budget 16", "tight, not pipelined")
@@ -37,7 +33,6 @@ def test_greedy_tokens(tiny: Any, judged: Any, theirs: Any, name: str, setting: 
     for prompt, mine in zip(prompts, answers, strict=True):
         assert_same(judged(name)[0], prompt, mine, theirs(name, prompt, TOKENS))
     stats = driver.core.stats()
-    say(setting, stats.preemptions, len(prompts))
     if "tight" in setting:
         assert stats.preemptions >= len(prompts) / 2, "the arena must be too small for this test to say anything"
     assert_nothing_lost(stats)
@@ -64,9 +59,7 @@ def seeded(driver: Driver, prompts: Sequence[Sequence[int]]) -> list[list[tuple[
 def test_seeded_tokens_of_several_answers(tiny: Any, sampled: Any, setting: str) -> None:
     driver = driver_of(tiny("llama"), setting)
     assert seeded(driver, prompts_of()) == sampled
-    stats = driver.core.stats()
-    say(setting, stats.preemptions, 3 * len(LENGTHS))
-    assert_nothing_lost(stats)
+    assert_nothing_lost(driver.core.stats())
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(20, marks=pytest.mark.slow)])

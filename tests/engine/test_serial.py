@@ -32,7 +32,7 @@ PROMPT = tokens_of(50, seed=2)
 @pytest.fixture
 def engine(tiny: Any, unpaged: None) -> Any:
     """A tiny llama that runs one request at a time."""
-    with Engine(tiny("llama"), kv_memory="64KB", block_size=8, max_rows=4, prefill_budget=32) as opened:
+    with Engine(tiny("one layer"), kv_memory="32KB", block_size=8, max_rows=4, prefill_budget=32) as opened:
         yield opened
 
 
@@ -65,11 +65,11 @@ class Foreign(PlainCache):
 def test_a_model_with_a_cache_class_of_its_own_is_served(
     tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = theirs("llama", PROMPT, 20)
+    wanted = theirs("one layer", PROMPT, 20)
     from mlx_lm.models import llama
 
     monkeypatch.setattr(llama.Model, "make_cache", lambda self: [Foreign() for _ in self.layers])
-    with Engine(tiny("llama"), kv_memory="64KB") as engine:
+    with Engine(tiny("one layer"), kv_memory="32KB") as engine:
         assert "llama keeps a Foreign" in engine.info.notes[-2]
         params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
         assert list(engine.generate(PROMPT, params).token_ids) == wanted
@@ -91,7 +91,7 @@ def test_five_requests_with_a_sampling_each_are_answered_as_paged_ones_are(
     prompts = [tokens_of(20 + i, seed=40 + i) for i in range(5)]
     both = []
     for _ in range(2):
-        with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        with Engine(tiny("one layer"), kv_memory="128KB", block_size=8) as engine:
             answers = engine.generate_batch(prompts, asked)
             both.append([[(c.token_ids, c.text, c.finish_reason) for c in (a, *a.others)] for a in answers])
             logprobs = answers[0].logprobs
@@ -115,10 +115,10 @@ def test_higher_priority_goes_first_and_streams_come_piece_by_piece(engine: Engi
         listener = lambda event, number=number: order.append(number) if event.completion else None  # noqa: E731
         handles.append(engine.submit(tokens_of(40, seed=number), params(priority), listener=listener))
     for number, handle in enumerate(handles):
-        assert list(handle.result(PATIENCE).token_ids) == theirs("llama", tokens_of(40, seed=number), 12)
+        assert list(handle.result(PATIENCE).token_ids) == theirs("one layer", tokens_of(40, seed=number), 12)
     assert order.index(2) < order.index(1)
     events = list(engine.stream(PROMPT, params()))
-    assert [e.token_id for e in events if e.token_id is not None] == theirs("llama", PROMPT, 12)
+    assert [e.token_id for e in events if e.token_id is not None] == theirs("one layer", PROMPT, 12)
 
 
 # -- the last text is kept --------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def their_turns(model: Any, turns: list[list[int]], tokens: int) -> list[list[in
     return answers
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "mamba"])
+@pytest.mark.parametrize("name", ["one layer", "windowed llama", "mamba"])
 def test_a_second_turn_computes_only_its_new_tokens(name: str, tiny: Any, judged: Any, unpaged: None) -> None:
     """Also where the caches cannot be cut back, and the window is long full: nothing is to be cut."""
     driver = Driver(tiny(name))
@@ -149,7 +149,7 @@ def test_a_second_turn_computes_only_its_new_tokens(name: str, tiny: Any, judged
     assert driver.core.stats().cached_tokens == len(PROMPT) + 11
 
 
-@pytest.mark.parametrize("name", ["llama", "mamba"])
+@pytest.mark.parametrize("name", ["one layer", "mamba"])
 def test_a_second_turn_behind_an_end_token_computes_only_what_is_new(
     name: str, tiny: Any, theirs: Any, unpaged: None
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_second_turn_behind_an_end_token_computes_only_what_is_new(
 
 
 def test_another_text_takes_over_what_it_shares_where_that_can_be_cut(tiny: Any, theirs: Any, unpaged: None) -> None:
-    for name, cached in (("llama", 30), ("windowed llama", 0), ("mamba", 0)):
+    for name, cached in (("one layer", 30), ("windowed llama", 0), ("mamba", 0)):
         driver = Driver(tiny(name))
         driver.result_of(PROMPT, 5)
         other = [*PROMPT[:30], *tokens_of(20, seed=9)]
@@ -176,11 +176,11 @@ def test_another_text_takes_over_what_it_shares_where_that_can_be_cut(tiny: Any,
 
 
 def test_clients_and_engines_without_a_prefix_cache_find_nothing(tiny: Any, theirs: Any, unpaged: None) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     for client, cached in (("one", 0), ("other", 0), ("other", len(PROMPT) - 1), ("one", 0)):
         answer = driver.result_of(PROMPT, 5, client=client)
-        assert answer.usage.cached_tokens == cached and list(answer.token_ids) == theirs("llama", PROMPT, 5)
-    driver = Driver(tiny("llama"), prefix_cache=False)
+        assert answer.usage.cached_tokens == cached and list(answer.token_ids) == theirs("one layer", PROMPT, 5)
+    driver = Driver(tiny("one layer"), prefix_cache=False)
     assert [driver.result_of(PROMPT, 5).usage.cached_tokens for _ in range(2)] == [0, 0]
 
 
@@ -188,7 +188,7 @@ def test_clients_and_engines_without_a_prefix_cache_find_nothing(tiny: Any, thei
 
 
 def test_stats_count_mlx_lms_buffers(tiny: Any, unpaged: None) -> None:
-    driver = Driver(tiny("llama"), tokens=512)
+    driver = Driver(tiny("one layer"), tokens=512)
     per_token = driver.core.info.kv_bytes_per_token
     before = driver.core.stats()
     assert (before.kv_bytes, before.kv_bytes_in_use, before.kv_bytes_limit) == (0, 0, 512 * per_token)
@@ -208,20 +208,20 @@ def test_stats_count_mlx_lms_buffers(tiny: Any, unpaged: None) -> None:
 def test_memory_pressure_while_a_request_runs_changes_no_token(
     tiny: Any, theirs: Any, unpaged: None, level: bool
 ) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     handle = driver.add(PROMPT, 30)
     for _ in range(6):
         driver.step(4)
         driver.core.relieve(level)
     driver.finish()
-    assert list(driver.result(handle).token_ids) == theirs("llama", PROMPT, 30)
+    assert list(driver.result(handle).token_ids) == theirs("one layer", PROMPT, 30)
 
 
 def test_an_answer_ends_where_memory_or_context_is_full(tiny: Any, theirs: Any, unpaged: None) -> None:
-    driver = Driver(tiny("llama"), tokens=64)
+    driver = Driver(tiny("one layer"), tokens=64)
     full = driver.result_of(PROMPT, None)
     assert full.finish_reason is FinishReason.LENGTH and len(full.token_ids) == 64 + 1 - len(PROMPT)
-    assert list(full.token_ids) == theirs("llama", PROMPT, len(full.token_ids))
+    assert list(full.token_ids) == theirs("one layer", PROMPT, len(full.token_ids))
     with pytest.raises(PromptTooLong, match="has 65 tokens and the KV cache holds 64"):
         driver.result_of(tokens_of(65), 5)
     context = RECURRENT["mamba"]["max_position_embeddings"]
@@ -236,18 +236,18 @@ def test_memory_that_the_system_refuses_ends_the_answer(
     tiny: Any, theirs: Any, unpaged: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SequenceCaches, "can_resize", lambda self, blocks: blocks[0] <= 10)
-    driver = Driver(tiny("llama"), tokens=512)
+    driver = Driver(tiny("one layer"), tokens=512)
     answer = driver.result_of(PROMPT, 100)
     assert answer.finish_reason is FinishReason.LENGTH and driver.core.cache.tables.capacity_tokens in (72, 80)
     assert len(answer.token_ids) == driver.core.cache.tables.capacity_tokens + 1 - len(PROMPT)
-    assert list(answer.token_ids) == theirs("llama", PROMPT, len(answer.token_ids))
+    assert list(answer.token_ids) == theirs("one layer", PROMPT, len(answer.token_ids))
 
 
 # -- requests that end before their time ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 9, 26, *(pytest.param(n, marks=slow) for n in (0, 2, 3, 7, 24))])
-@pytest.mark.parametrize("name", ["llama", pytest.param("mamba", marks=slow)])
+@pytest.mark.parametrize("name", ["one layer", pytest.param("mamba", marks=slow)])
 def test_cancelled_at_a_step_and_the_next_is_right(
     name: str, steps: int, tiny: Any, theirs: Any, unpaged: None
 ) -> None:
@@ -303,23 +303,23 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
                 handle.result(PATIENCE)
             assert handle.state is RequestState.FAILED
     monkeypatch.undo()
-    assert engine.generate(PROMPT, params).token_ids == tuple(theirs("llama", PROMPT, 20))
+    assert engine.generate(PROMPT, params).token_ids == tuple(theirs("one layer", PROMPT, 20))
     finally_nothing_lost(engine)
 
 
 def test_an_engine_that_begins_anew_forgets_the_last_text(tiny: Any, theirs: Any, unpaged: None) -> None:
     """What an exception thrown at the engine's thread leads to."""
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     driver.add(PROMPT, 20)
     driver.step(9)
     driver.core.reset()
     answer = driver.result_of(PROMPT, 20)
-    assert answer.usage.cached_tokens == 0 and list(answer.token_ids) == theirs("llama", PROMPT, 20)
+    assert answer.usage.cached_tokens == 0 and list(answer.token_ids) == theirs("one layer", PROMPT, 20)
     driver.core.check_invariants()
 
 
 def test_an_engine_closed_while_it_runs_fails_its_requests(tiny: Any, unpaged: None) -> None:
-    with Engine(tiny("llama"), kv_memory="256KB") as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB") as engine:
         hold_long_answers(engine)
         handles = [engine.submit(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True)) for _ in range(2)]
         assert soon(lambda: handles[0].state is RequestState.DECODING)
@@ -334,12 +334,12 @@ def test_a_logits_processor_that_fails_ends_its_own_request(tiny: Any, theirs: A
             raise ZeroDivisionError("its own mistake")
         return logits
 
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     bad, good = driver.add(PROMPT, 20, logits_processors=(broken,)), driver.add([*PROMPT, 7], 20)
     driver.finish()
     with pytest.raises(CortexError, match="its own mistake"):
         driver.result(bad)
-    assert list(driver.result(good).token_ids) == theirs("llama", [*PROMPT, 7], 20)
+    assert list(driver.result(good).token_ids) == theirs("one layer", [*PROMPT, 7], 20)
 
 
 # Model types that are not paged, or were not when this was written: texts one after the other on mlx-lm's own caches.

@@ -120,6 +120,6 @@ def test_a_call_comes_after_thoughts_that_were_closed(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_are_the_models_own(engine: Engine) -> None:
-    answer = engine.generate(USER, max_thinking_tokens=2, max_tokens=20, logprobs=0, ignore_eos=True)
+    answer = engine.generate(USER, max_thinking_tokens=3, max_tokens=20, logprobs=0, ignore_eos=True)
     assert answer.logprobs is not None and [one.token_id for one in answer.logprobs] == list(answer.token_ids)
-    assert answer.logprobs[2].logprob < -1  # nobody would write the tag there
+    assert answer.logprobs[3].logprob < -1  # nobody would write the tag there

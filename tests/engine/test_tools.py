@@ -164,7 +164,7 @@ def test_calls_are_exactly_the_tokens_of_the_judge(
 
 def test_a_tight_arena_and_forks_change_no_token(folders: Callable[..., Path], open_engine: Open) -> None:
     expected = judge_of(folders("plain tags"), "required", parallel=True)(90, True)
-    engine = open_engine("plain tags", kv_memory="450KB", max_rows=3)
+    engine = open_engine("plain tags", kv_memory="225KB", max_rows=3)
     handles = [engine.submit(USER, tools=TOOLS, tool_choice="required", max_tokens=90, n=2) for _ in range(3)]
     for handle in handles:
         answer = handle.result()
@@ -246,7 +246,7 @@ def test_a_form_or_a_call(open_engine: Open) -> None:
     engine = open_engine()
     form = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     seen = set()
-    for seed in range(12):
+    for seed in range(6):
         answer = engine.generate(USER, tools=TOOLS, structured=form, temperature=2.0, seed=seed, max_tokens=400)
         check(answer)
         if answer.finish_reason is FinishReason.STOP:

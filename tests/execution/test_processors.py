@@ -108,16 +108,16 @@ def prompts_of() -> list[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_alone(tiny: Any, judge: Any, kind: str) -> None:
     prompt = tokens_of(20, seed=4)
-    (mine,) = Driver(tiny("llama")).answers([prompt], TOKENS, logits_processors=KINDS[kind]())
-    assert list(mine) == judge("llama", prompt, KINDS[kind]())
+    (mine,) = Driver(tiny("one layer")).answers([prompt], TOKENS, logits_processors=KINDS[kind]())
+    assert list(mine) == judge("one layer", prompt, KINDS[kind]())
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "setting"),
     [
-        ("in place", "llama", {}),
-        ("by chance", "llama", {"tokens": TIGHT}),
-        ("mlx-lm's own", "llama", {"tokens": TIGHT}),
+        ("in place", "one layer", {}),
+        ("by chance", "one layer", {"tokens": TIGHT}),
+        ("mlx-lm's own", "one layer", {"tokens": TIGHT}),
         ("two, in their order", "gemma3_text", {"tokens": TIGHT, "prefix_cache": False}),
     ],
     ids=["roomy", "tight", "tight with tables of tokens", "tight with windows"],
@@ -143,23 +143,23 @@ def test_beside_rows_with_others_and_none(
 
 def test_several_answers_share_a_function(tiny: Any, judge: Any) -> None:
     prompt = tokens_of(21, seed=6)
-    driver = Driver(tiny("llama"), tokens=TIGHT, max_rows=3)
+    driver = Driver(tiny("one layer"), tokens=TIGHT, max_rows=3)
     handle, other = (driver.add(prompt, TOKENS, n=n, logits_processors=[by_chance]) for n in (2, 3))
     driver.finish()
     answers = [c for h in (handle, other) for first in [driver.result(h)] for c in (first, *first.others)]
-    assert [list(c.token_ids) for c in answers] == [judge("llama", prompt, [by_chance])] * 5
+    assert [list(c.token_ids) for c in answers] == [judge("one layer", prompt, [by_chance])] * 5
 
 
 def test_one_that_overwrites_what_it_was_given_changes_nothing_for_others(tiny: Any, judge: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     prompts, wanted = prompts_of(), [[careless, no_repeats], [careless], []]
     handles = [
         driver.add(p, TOKENS, logits_processors=f, ignore_eos=False) for p, f in zip(prompts, wanted, strict=False)
     ]
     driver.finish()
     mine = [list(driver.result(handle).token_ids) for handle in handles]
-    assert mine[:2] == [judge("llama", p, [no_repeats]) for p in prompts[:2]] and mine[2] == theirs(
-        "llama", prompts[2], TOKENS
+    assert mine[:2] == [judge("one layer", p, [no_repeats]) for p in prompts[:2]] and mine[2] == theirs(
+        "one layer", prompts[2], TOKENS
     )
 
 
@@ -171,10 +171,10 @@ def test_they_come_after_bias_and_penalties(tiny: Any, judge: Any) -> None:
         return mx.where(logits == mx.max(logits), -mx.inf, logits)
 
     prompt, bias = tokens_of(30, seed=8), {5: 12.0, 70: 12.5}
-    (mine,) = Driver(tiny("llama")).answers(
+    (mine,) = Driver(tiny("one layer")).answers(
         [prompt], TOKENS, logit_bias=bias, repetition_penalty=1.4, logits_processors=[second_best]
     )
-    assert list(mine) == judge("llama", prompt, [*make_logits_processors(bias, 1.4, 20), second_best])
+    assert list(mine) == judge("one layer", prompt, [*make_logits_processors(bias, 1.4, 20), second_best])
 
 
 @pytest.mark.parametrize("filters", [{}, {"min_p": 1e-6, "top_k": 40, "top_p": 0.999}], ids=str)
@@ -182,7 +182,7 @@ def test_a_mask_leaves_nothing_else_to_any_draw(tiny: Any, filters: dict[str, An
     def even(tokens: mx.array, logits: mx.array) -> mx.array:
         return mx.where(mx.arange(VOCAB)[None] % 2 == 0, logits, -mx.inf)
 
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     completion = driver.result_of(tokens_of(9), 60, temperature=5.0, logits_processors=[even], logprobs=0, **filters)
     assert {t % 2 for t in completion.token_ids} == {0} and len(set(completion.token_ids)) > 5
     assert all(np.isfinite(p.logprob) for p in completion.logprobs or ())
@@ -215,7 +215,7 @@ def test_every_answer_shows_each_of_its_lengths_once_in_order(
     tiny: Any, requests: list[tuple[int, int, bool, int]], tokens: int, pipeline: bool, budget: int
 ) -> None:
     """Also across preemptions, forks and windows whose other rows have ended."""
-    driver = Driver(tiny("llama"), tokens=tokens, max_rows=3, pipeline=pipeline, prefill_budget=budget)
+    driver = Driver(tiny("one layer"), tokens=tokens, max_rows=3, pipeline=pipeline, prefill_budget=budget)
     asked = []
     for i, (length, limit, stops, steps) in enumerate(requests):
         notes, prompt = Notes(), tokens_of(length, seed=i)
@@ -290,7 +290,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 def test_an_error_that_is_kept_says_where_it_was_raised_and_holds_nothing_of_the_step(tiny: Any) -> None:
     gc.collect()
     before = mx.get_active_memory()
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("one layer"))
     bad = driver.add(tokens_of(20, seed=1), TOKENS, logits_processors=[raising])
     driver.finish()
     with pytest.raises(LogitsProcessorError) as caught:
@@ -304,7 +304,7 @@ def test_an_error_that_is_kept_says_where_it_was_raised_and_holds_nothing_of_the
 @pytest.mark.parametrize(("wrong", "pipeline"), [*((wrong, True) for wrong in WRONG), ("late", False)])
 def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: Any, wrong: str, pipeline: bool) -> None:
     make, message = WRONG[wrong]
-    driver = Driver(tiny("llama"), tokens=512, max_rows=5, pipeline=pipeline)
+    driver = Driver(tiny("one layer"), tokens=512, max_rows=5, pipeline=pipeline)
     prompts = prompts_of()
     plain = [driver.add(p, TOKENS, ignore_eos=False) for p in prompts[:2]]
     bad = driver.add(tokens_of(20, seed=1), TOKENS, n=2, logits_processors=[make()])
@@ -314,12 +314,12 @@ def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: An
     assert caught.value.__cause__ is not None
     assert bad.state is RequestState.FAILED
     for prompt, handle in zip(prompts, plain, strict=False):
-        assert list(driver.result(handle).token_ids) == theirs("llama", prompt, TOKENS)
-    assert list(other.token_ids) == judge("llama", prompts[3], [no_repeats])
+        assert list(driver.result(handle).token_ids) == theirs("one layer", prompt, TOKENS)
+    assert list(other.token_ids) == judge("one layer", prompts[3], [no_repeats])
     driver.core.check_invariants()
     assert_nothing_lost(driver.core.stats())
     (again,) = driver.answers(prompts[:1], TOKENS, ignore_eos=False)
-    assert list(again) == theirs("llama", prompts[0], TOKENS)
+    assert list(again) == theirs("one layer", prompts[0], TOKENS)
 
 
 SETTINGS: list[dict[str, float]] = [
@@ -351,7 +351,7 @@ def only_at(place: int, value: float, otherwise: float | None = None) -> Process
 def test_logits_that_leave_no_token_to_choose_fail_their_request_only(
     tiny: Any, theirs: Any, wrong: Any, after: int, params: dict[str, Any]
 ) -> None:
-    driver = Driver(tiny("llama"), tokens=512)
+    driver = Driver(tiny("one layer"), tokens=512)
     prompt = tokens_of(9, seed=9)
     neighbour = driver.add(prompt, TOKENS, ignore_eos=False)
     late = [lambda t, x: only_at(*wrong)(t, x) if t.size >= 9 + after else x]
@@ -360,12 +360,12 @@ def test_logits_that_leave_no_token_to_choose_fail_their_request_only(
     why = f"no token to choose after 9 tokens of the prompt and {after} of the answer: .* NaN or all -inf"
     with pytest.raises(LogitsProcessorError, match=why):
         driver.result(handle)
-    assert list(driver.result(neighbour).token_ids) == theirs("llama", prompt, TOKENS)
+    assert list(driver.result(neighbour).token_ids) == theirs("one layer", prompt, TOKENS)
     assert_nothing_lost(driver.core.stats())
 
 
 def test_an_infinite_logit_chooses_its_token(tiny: Any) -> None:
-    driver, handles = Driver(tiny("llama")), []
+    driver, handles = Driver(tiny("one layer")), []
     for params in SETTINGS:
         for otherwise in (None, -mx.inf, -1e38):
             processors = [only_at(7, mx.inf, otherwise)]
@@ -383,13 +383,13 @@ def test_through_the_engine_on_its_own_thread(tiny: Any, judge: Any) -> None:
 
     prompts = prompts_of()
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logits_processors=[where])
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+    with Engine(tiny("one layer"), kv_memory="128KB", block_size=8) as engine:
         mine = [c.token_ids for c in engine.generate_batch(prompts, params)]
         events = list(engine.stream(prompts[0], params))
         with pytest.raises(LogitsProcessorError):
             list(engine.stream(prompts[0], SamplingParams(logits_processors=[flat])))
         last = engine.generate(prompts[1], params).token_ids
-    wanted = [judge("llama", p, [reading]) for p in prompts]
+    wanted = [judge("one layer", p, [reading]) for p in prompts]
     assert [list(m) for m in mine] == wanted and list(last) == wanted[1]
     assert [e.token_id for e in events if e.token_id is not None] == wanted[0]
     assert len(threads) == 1 and threading.current_thread() not in threads

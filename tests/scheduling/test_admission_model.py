@@ -112,7 +112,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestAdmission.settings = settings(max_examples=examples(20, few=12), stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_key_is_told_of_its_own_prompts_only(ask_all: Any, caplog: pytest.LogC
 def test_one_model_after_another_is_told_by_the_name_of_the_first(folder: Any) -> None:
     from support.models.calling import write_calling
 
-    other = write_calling(folder.parent / "second", "hermes", num_hidden_layers=1)
+    other = write_calling(folder.parent / "second", "hermes", num_hidden_layers=2)
     with (
         Engine(str(folder), kv_memory="4MB") as one,
         Engine(str(other), kv_memory="4MB") as two,

@@ -22,14 +22,14 @@ WORDS = SamplingParams(max_tokens=21, ignore_eos=True)
 
 @pytest.fixture
 def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="1MB", block_size=BLOCK, max_rows=2) as opened:
+    with Engine(tiny("one layer"), kv_memory="512KB", block_size=BLOCK, max_rows=2) as opened:
         yield opened
 
 
 @pytest.fixture
 def uncached(tiny: Any) -> Iterator[Engine]:
     """The judge: every prompt is computed anew."""
-    with Engine(tiny("llama"), kv_memory="1MB", block_size=BLOCK, max_rows=1, prefix_cache=False) as opened:
+    with Engine(tiny("one layer"), kv_memory="512KB", block_size=BLOCK, max_rows=1, prefix_cache=False) as opened:
         yield opened
 
 
@@ -210,18 +210,18 @@ def test_tokens_and_what_is_left_of_the_context(engine: Engine) -> None:
 
 
 def test_what_is_left_is_what_the_engine_holds(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, max_request_tokens=70) as small:
+    with Engine(tiny("one layer"), kv_memory="16KB", block_size=BLOCK, max_request_tokens=70) as small:
         assert small.conversation().context_left == small.longest_request <= 70
 
 
 @pytest.mark.slow
 def test_a_conversation_that_goes_on_beyond_the_context_has_room_left(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, keep_last=40) as kept:
+    with Engine(tiny("one layer"), kv_memory="16KB", block_size=BLOCK, keep_last=40) as kept:
         talk = kept.conversation(params=SamplingParams(max_tokens=60, ignore_eos=True))
         for turn in range(6):
             assert len(talk.ask(f"question {turn}").token_ids) == 60
         assert talk.tokens > 512 and talk.context_left > 10**6
-    with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, keep_last=40, max_request_tokens=700) as bounded:
+    with Engine(tiny("one layer"), kv_memory="16KB", block_size=BLOCK, keep_last=40, max_request_tokens=700) as bounded:
         assert bounded.longest_request == 700
 
 
@@ -258,7 +258,7 @@ def test_a_saved_conversation_goes_on_in_another_engine_with_the_same_tokens(
     assert (again.system, again.params, again.notes) == ("S", WORDS, ())
     answer = again.ask("three")
     assert answer.token_ids == judge.token_ids and new_tokens(answer) <= BLOCK, "found by the very same tokens"
-    with Engine(tiny("llama"), kv_memory="1MB", block_size=BLOCK) as restarted:
+    with Engine(tiny("one layer"), kv_memory="512KB", block_size=BLOCK) as restarted:
         there = restarted.conversation()
         there.load(tmp_path / "talk.json")
         assert there.ask("three").token_ids == judge.token_ids

@@ -17,7 +17,7 @@ WORDS = SamplingParams(max_tokens=21, ignore_eos=True)
 
 @pytest.fixture
 def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="1MB", block_size=8, max_rows=3, max_request_tokens=300) as opened:
+    with Engine(tiny("one layer"), kv_memory="512KB", block_size=8, max_rows=3, max_request_tokens=300) as opened:
         yield opened
 
 
@@ -96,7 +96,7 @@ def test_it_goes_on_with_another_engine(engine: Engine, tiny: Any) -> None:
     talk = full(engine)
     talk.make_room(100)
     with (
-        Engine(tiny("llama"), kv_memory="2MB", block_size=8) as more,
+        Engine(tiny("one layer"), kv_memory="1MB", block_size=8) as more,
         Engine(tiny("gemma3_text"), block_size=8) as other,
     ):
         for each in (more, other):

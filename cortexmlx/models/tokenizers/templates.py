@@ -11,6 +11,7 @@ import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
 
 if TYPE_CHECKING:
     from jinja2 import nodes
-
-_RENDERER = "transformers.utils.chat_template_utils"
 
 _RENDERER_VARIABLES = frozenset(
     {
@@ -124,6 +123,7 @@ def render_template(
     return str(texts[0])
 
 
+@lru_cache(maxsize=8)
 def find_variables(template: str) -> frozenset[str]:
     """Return the variables that a template reads and callers may set. Raises InvalidRequest for a broken template."""
     from jinja2 import TemplateError, meta
@@ -306,4 +306,4 @@ def import_renderer_in_background() -> threading.Thread:
 def _import_renderer() -> Any:
     """Import the module of transformers that renders chat templates."""
     with without_side_effects():
-        return importlib.import_module(_RENDERER)
+        return importlib.import_module("transformers.utils.chat_template_utils")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.effort import examples
 from support.models.tiny import tokens_of
 
 LENGTHS = (3, 17, 32, 9, 26, 40, 8, 21)
-TOKENS = 28
+TOKENS = examples(28, few=20)
 TIGHT = 112
 """Tokens of an arena in which most of the rows lose their blocks again and again."""
 

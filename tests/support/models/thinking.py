@@ -31,8 +31,8 @@ DEGREES = "effort: {{ reasoning_effort | default('medium') }}\n" + _TURNS + "[as
 
 
 def write_thinking(path: Path, template: str, tokens: tuple[str, ...] = (), **config: Any) -> Path:
-    """A tiny model with this chat template; `tokens` get the places of unused ones in its vocabulary."""
-    write_tiny(path, **config)
+    """A tiny model of one layer with this chat template; `tokens` get the places of unused ones in its vocabulary."""
+    write_tiny(path, "one layer", **config)
     settings = json.loads((path / "tokenizer_config.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
     tokenizer = json.loads((path / "tokenizer.json").read_text())
