@@ -244,6 +244,8 @@ def add_engine_options(
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
+        if kv_store is not None and Path(os.path.expanduser(kv_store)).is_file():
+            raise typer.BadParameter(f"{kv_store} is a file: give a folder", param_hint="--kv-store")
         folder = kv_store or (default_folder() if has_store and not no_kv_store else None)
         if (
             "=" in (adapter := str(other_values.get("adapter") or ""))

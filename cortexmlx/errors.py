@@ -102,7 +102,7 @@ class UnknownAdapter(CortexError):
 
 class PromptTooLong(CortexError):
     """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena. `tokens` is how
-    many the prompt has (or at least has), and `limit` how many fit, with an answer where one is asked for.
+    many the prompt has (or at least has), and `limit` the most that it may have, with one token of an answer.
     """
 
     def __init__(self, message: str, *, tokens: int = 0, limit: int = 0) -> None:

@@ -249,7 +249,8 @@ def serve(
         preload(pool, {name: names.models[name] for name in {first: None, **always_loaded}})
         if allow_pull:
             settings = replace(settings, pull=partial(pull_model, pool, base_config, default_settings))
-        run_server(pool, app(pool, settings), listener, grace, has_keys=bool(keys))
+        kept = "" if config.kv_store is None else f"Kept on disk for later: {config.kv_store} (--no-kv-store: nothing)."
+        run_server(pool, app(pool, settings), listener, grace, kept, has_keys=bool(keys))
 
 
 def _parse_models(models: list[str] | None, option: str | None, aliases: list[str] | None) -> ServedNames:
@@ -282,12 +283,14 @@ def log_event(form: LogFormat, text: str) -> None:
     console.print_message(format_event(text, form, time.time()))
 
 
-def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace: float, *, has_keys: bool) -> None:
-    """Print where the server listens, and answer requests until the end."""
+def run_server(
+    pool: ModelPool, application: Any, listener: socket.socket, grace: float, kept: str, *, has_keys: bool
+) -> None:
+    """Print where the server listens and what is `kept` on disk, and answer requests until the end."""
     from cortexmlx.server.listening import HttpServer
 
     listening = HttpServer(application, listener, grace, tell=console.print_message)
-    for each in startup_lines(pool, listening.url, has_keys=has_keys):
+    for each in filter(None, (kept, *startup_lines(pool, listening.url, has_keys=has_keys))):
         console.print_message(each)
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})

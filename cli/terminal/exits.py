@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -45,7 +46,9 @@ def exit_codes(debug: bool) -> Iterator[None]:
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: typer prints it, with `Error: ` before it
             usage: Any = error
-            text = f"Error: {adapt_commands(usage.format_message().replace(': Value error, ', ': '))}"
+            text = usage.format_message().replace(": Value error, ", ": ")
+            text = re.sub("Input should be (.+), unable to parse .*", r"it must be \1", text)  # pydantic's
+            text = f"Error: {adapt_commands(text)}"
             message = console.wrap_for_terminal(text, sys.stderr).removeprefix("Error: ")
             usage.format_message = lambda: message
             raise

@@ -42,22 +42,23 @@ class LengthLimits:
 
         A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """
-        too_long = partial(_too_long_error, tokens, at_least)
+        kept = capacity if self.keep is None or self.keep.max_row_tokens > capacity else _MAX_LENGTH
+        too_long = partial(_too_long_error, tokens, at_least, min(kept, self.max_tokens - 1) + params.only_scores)
         tokens -= params.only_scores
         if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.max_row_tokens:
             raise too_long(
-                self.keep.max_row_tokens,
                 f"a row keeps {self.keep.max_row_tokens} at most (keep_first + 2 x keep_last), but prompt_logprobs are "
                 "of the whole text: shorten the prompt or leave keep_last out",
             )
         if self.keep is None and tokens + 1 > self.context:
-            raise too_long(self.context, f"the model's context is {self.context}: shorten the prompt")
+            holds = f" and the KV cache holds {capacity}" if capacity < self.context else ""
+            raise too_long(f"the model's context is {self.context}{holds}: shorten the prompt")
         if (tokens if self.keep is None else min(tokens, self.keep.max_row_tokens)) > capacity:
             reason = f"the KV cache holds {capacity}: raise the KV memory (--kv-memory) or shorten the prompt"
-            raise too_long(capacity, reason)
+            raise too_long(reason)
         if tokens + 1 > self.max_tokens:
             reason = "with its answer: shorten the prompt or raise max_request_tokens"
-            raise too_long(self.max_tokens, f"a request may have {self.max_tokens} {reason}")
+            raise too_long(f"a request may have {self.max_tokens} {reason}")
 
     def check_request(self, request: QueuedRequest, capacity: int) -> None:
         """Check a request's prompt as `check_prompt` does. If it has no answer, it needs no room for one."""
@@ -96,7 +97,7 @@ class LengthLimits:
 
 
 def _too_long_error(tokens: int, at_least: bool, limit: int, reason: str) -> PromptTooLong:
-    """Return the error for a prompt of `tokens` tokens (or more, if `at_least`), of which only `limit` fit."""
+    """Return the error for a prompt of `tokens` tokens (or more, if `at_least`), which may have `limit`."""
     count = f"at least {tokens}" if at_least else tokens
     return PromptTooLong(f"the prompt has {count} tokens and {reason}", tokens=tokens, limit=limit)
 

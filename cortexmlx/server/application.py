@@ -104,7 +104,8 @@ async def _path_error(request: Request, error: Exception) -> Response:
     if methods := ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", "))):
         message = f"{path[:200]} takes {methods}, not {request.method}"
         return error_reply(RequestRefused(405, message, headers={"allow": methods}), path)
-    nearest = suggest_name(path[:200], PATHS)
+    begun = [each for each in PATHS if len(path) > 3 and each.startswith(path.rstrip("/") + "/")]
+    nearest = suggest_name(path[:200], PATHS) if len(begun) != 1 else f" (did you mean {begun[0]!r}?)"
     return error_reply(RequestRefused(404, f"{path[:200]} is not served{nearest}: {GUIDE} lists what is"), path)
 
 

@@ -79,8 +79,9 @@ class CacheReport:
         if self.reason is None:
             found = self.memory_tokens + self.disk_tokens
             disk = f", {self.disk_tokens:,} of them on disk" if self.disk_tokens else ""
-            new = "fewer than 32 known ones were computed again"
-            return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}; {new}"
+            rest = self.prompt_tokens - found
+            new = f"; hardly any of the other {rest:,} were in an earlier prompt since the start" if rest >= 32 else ""
+            return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}{new}"
         words = [] if self.reason is RecomputeReason.TEXT else [_WORDS[self.reason]]
         place = self._describe_place()
         if self.old or self.new:

@@ -103,7 +103,11 @@ def test_the_context_bounds_those_who_keep_all() -> None:
     with pytest.raises(PromptTooLong, match="a request may have 70 with its answer") as request_refusal:
         LengthLimits(100, 70, KeepPolicy(4, 20)).check_prompt(70, 1000, plain)
     numbers = [(each.value.tokens, each.value.limit) for each in (refusal, cache_refusal, request_refusal)]
-    assert numbers == [(100, 100), (500, 43), (70, 70)]
+    assert numbers == [(100, 99), (500, 43), (70, 69)]
+    with pytest.raises(PromptTooLong, match="context is 100 and the KV cache holds 43: shorten") as both:
+        whole.check_prompt(200, 43, plain)
+    assert both.value.limit == 43
+    whole.check_prompt(43, 43, plain)
     selective.check_prompt(10_000, 44, plain)
     selective.check_prompt(45, 44, scored)
     with pytest.raises(PromptTooLong, match=r"46 tokens and a row keeps 44 at most .* leave keep_last out"):

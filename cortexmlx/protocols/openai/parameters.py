@@ -358,13 +358,17 @@ def read_text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
 
 
 def read_json_schema(value: Mapping[str, Any]) -> StructuredOutput:
-    """Return the structured output for `schema`. Unenforceable keywords are refused; ignored if `strict` is false."""
+    """Return the structured output for `schema`. Unenforceable keywords are refused; ignored if `strict` is false. True
+    closes objects: OpenAI's strict schemas must say so themselves.
+    """
     reject_unknown_fields(value, _SCHEMA_FIELDS, "`json_schema`")
     strict = require_type("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
     if not isinstance(value.get("schema"), Mapping | bool):
         raise InvalidRequest("`schema` must be a JSON schema: an object", field="schema")
     return _make_naming_field(
-        lambda schema: StructuredOutput.json(schema, lenient=not strict), value["schema"], "schema"
+        lambda schema: StructuredOutput.json(schema, lenient=not strict, closed=value.get("strict") is True),
+        value["schema"],
+        "schema",
     )
 
 

@@ -141,7 +141,7 @@ def named(**fields: Any) -> dict[str, Any]:
         ({"type": "text"}, None),
         ({"type": "json_object"}, StructuredOutput.json()),
         (named(), FORM),
-        (named(strict=True, description="y"), FORM),
+        (named(strict=True, description="y"), StructuredOutput.json(SCHEMA, closed=True)),
         (named(strict=None), FORM),
         (named(strict=False), LENIENT),
         ({"type": "json_object", "schema": SCHEMA}, FORM),
