@@ -170,7 +170,7 @@ class GenerationEndpoints:
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def explain_cache(self, request: Request) -> Response:
-        """Handle GET `/cache/why`: return the reports of this client's last prompts, the newest first."""
+        """Handle GET `/cache/why`: return how much of each of this client's last prompts was cached, and why."""
         reports = self.history.reports(request.scope.get(SCOPE_CLIENT))
         body = {"reports": [{**asdict(report), "text": str(report)} for report in reports]}
         return json_reply(body, headers={"cache-control": "no-store"})
@@ -243,8 +243,8 @@ class GenerationEndpoints:
     async def _parse_request(
         self, request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]
     ) -> TextRequest:
-        """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that
-        sees, since a small file may be a large image, and for a body that names stored responses, which may be large.
+        """Read a body into a request: at once if it is small, or else on a thread. It is always a thread for a model
+        that sees images, which may be large in a small file, and for a body that names stored responses.
         """
         sees = defaults.check_image is not None
         size = sys.maxsize if sees or defaults.earlier_responses else request.scope[SCOPE_BODY_BYTES]
@@ -272,7 +272,7 @@ class GenerationEndpoints:
         self, request: Request, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
     ) -> AsyncIterator[bytes]:
         """Yield the bytes of a streamed reply: the protocol's events, errors, and a ping whenever nothing was sent for
-        `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
+        `quiet` seconds. Many engine events send nothing: progress, text that may begin a stop string, unfinished calls.
         """
 
         def pack(body: dict[str, Any]) -> bytes:
@@ -316,7 +316,7 @@ class SlowClient(CortexError):
 
 
 class HttpRequestAnswers:
-    """The running answers to all prompts of one HTTP request: submit them, read their events, cancel them."""
+    """Submits all prompts of one HTTP request to the engine, yields the events of their answers, or cancels them."""
 
     def __init__(
         self,
@@ -415,7 +415,7 @@ class HttpRequestAnswers:
 
     @property
     def cancelled_count(self) -> int:
-        """How many prompts have no answer, because the client left or another prompt failed."""
+        """How many prompts were cancelled, because the client left or another prompt failed."""
         return len(self._handles) - len(self.completions) - self.failed_count
 
     def progress(self) -> Progress | None:

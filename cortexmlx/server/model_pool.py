@@ -165,7 +165,7 @@ class ModelPool:
                 wait.error, wait.cause = refusal
                 return wait
             self._waits[wait.ticket.number] = wait
-            self._hand_out(self._residency.grant_requests(), excluded_wait=wait)
+            self._hand_out_leases(self._residency.grant_requests(), excluded_wait=wait)
             self._condition.notify()
             return wait
 
@@ -234,7 +234,7 @@ class ModelPool:
                 if self._residency.user_count(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
                     self._retries.record_success(wait.ticket.model)
                 self._residency.end_request(wait.ticket, self._clock())
-                self._hand_out(self._residency.grant_requests())
+                self._hand_out_leases(self._residency.grant_requests())
                 self._condition.notify()
 
     def _check_engine(self, name: str) -> None:
@@ -250,14 +250,14 @@ class ModelPool:
             self._condition.notify()
 
     def _load_refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
-        """Return the error for a model that must not be loaded yet, and its last load's exception; else None."""
+        """Return the error for a model that may not be loaded again yet, and its last exception; None if it may."""
         if self._residency.state_of_model(name) is not ModelState.UNLOADED and not self._residency.has_failed(name):
             return None
         refusal = self._retries.current_failure(name, self._clock())
         return None if refusal is None else (cannot_load_error(name, *refusal), refusal[0])
 
-    def _hand_out(self, tickets: Iterable[ModelTicket], excluded_wait: _PoolWait | None = None) -> None:
-        """Give granted requests their leases. The wait `excluded_wait` is not notified."""
+    def _hand_out_leases(self, tickets: Iterable[ModelTicket], excluded_wait: _PoolWait | None = None) -> None:
+        """Give granted requests their leases, and notify them, except `excluded_wait`."""
         for ticket in tickets:
             wait = self._waits[ticket.number]
             engine, defaults = self._loaded[ticket.model]
@@ -274,7 +274,7 @@ class ModelPool:
                 self._unload(action.model)
                 with self._condition:
                     self._residency.finish_unload()
-                    self._hand_out(self._residency.grant_requests())
+                    self._hand_out_leases(self._residency.grant_requests())
         for name in list(self._loaded):
             self._unload(name)
 
@@ -308,8 +308,8 @@ class ModelPool:
             if self._contexts[model.name] is None:
                 self._contexts[model.name] = context_length
             self._loaded[model.name] = (engine, defaults)
-            self._hand_out(self._residency.finish_load(self._clock()))
-            self._hand_out(self._residency.grant_requests())
+            self._hand_out_leases(self._residency.finish_load(self._clock()))
+            self._hand_out_leases(self._residency.grant_requests())
         self._report_event(f"loaded {model.name} in {self._clock() - start_time:.1f} s")
 
     def _fail_load(self, name: str, cause: BaseException) -> None:
@@ -320,7 +320,7 @@ class ModelPool:
             failed_waits = [wait for wait in waits if wait is not None and not wait.settled]
             for wait in failed_waits:
                 wait.fail(client_error, cause)
-            self._hand_out(self._residency.grant_requests())
+            self._hand_out_leases(self._residency.grant_requests())
         if not self._is_closing and not any(wait.raises_cause for wait in failed_waits):
             self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
 
@@ -496,7 +496,7 @@ def client_model_name(model: str | Path) -> str:
 
 @dataclass(frozen=True)
 class ModelLease:
-    """The right of one request to use a loaded model until it is released."""
+    """The right of one request to use a loaded model. It ends with `release`."""
 
     engine: Engine
     name: str

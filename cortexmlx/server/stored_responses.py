@@ -87,7 +87,7 @@ def _parse_items(items: Sequence[bytes]) -> list[Body]:
 
 
 class ClientResponses:
-    """The stored responses of one client, within limits; the least recently used one goes first. For any thread."""
+    """One client's stored responses, within limits: the least recently used ones are removed. For any thread."""
 
     def __init__(self, max_bytes: int, max_count: int) -> None:
         self._max_bytes = max_bytes

@@ -66,7 +66,7 @@ class TranscriptMemory:
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return the tokens of a rendered prompt: remembered ones as far as the text agrees, the rest newly encoded."""
+        """Return the tokens of a rendered prompt: as remembered while the text is the same, then newly encoded."""
         encode = partial(reader.encode, add_special_tokens=False)
         render_text = self._render = text_renderer(render)
         self._reader = reader
@@ -80,7 +80,7 @@ class TranscriptMemory:
         return list(self._read.tokens)
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many tokens of this prompt the next turn's prompt will keep; 0 if it keeps all, or if unknown."""
+        """Return how many tokens of this prompt the next turn's prompt will keep; 0 means all of them, or unknown."""
         if self._reader is None or self._render is None:
             return 0
         encode = partial(self._reader.encode, add_special_tokens=False)
