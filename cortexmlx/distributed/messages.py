@@ -72,7 +72,7 @@ class RankOptions:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The answer to `Open`: what a worker tells about its part of a model."""
+    """The answer to `Open`: what a rank reports about its part of a model."""
 
     groups: tuple[LayerGroup, ...]
     """What its layers keep. `layers` index the caches of the part, and `spec` counts its own heads."""
@@ -153,7 +153,7 @@ class Trim(_Message, frozen=True):
 
 
 class TellCommandBuffers(_Message, frozen=True):
-    """Call: read `Runner.command_buffers`."""
+    """Call: answer with `Runner.command_buffers`."""
 
 
 class SentRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -33,7 +33,7 @@ _SHOWN_LINES = 3
 
 
 class WorkerGroup:
-    """The workers of one engine, and a channel to each. The loss of one ends all links; `reopen` starts all again."""
+    """The workers of one engine, and a channel to each. If one is lost, all links end; `reopen` starts all again."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ def explain_loss(
 
 
 def _external_cause(processes: WorkerProcesses, num_ranks: int, ended_by_worker: Callable[[int], bool]) -> str | None:
-    """Return why workers ended of which none failed, or None. `ended_by_worker` tells who ended a rank's link."""
+    """Return why workers ended although none failed; None if unknown. `ended_by_worker`: if a rank ended its link."""
     if processes.launcher_signal is not None:
         return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
     if processes.launcher_failure is not None:

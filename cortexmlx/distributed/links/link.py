@@ -110,7 +110,7 @@ class WorkerLink:
             self._watcher.join(timeout=1.0)
 
     def fail(self, error: HostLost) -> None:
-        """Mark this link lost because of `error`, another host's loss. Its calls raise the same, even those waiting."""
+        """Mark this link lost by `error`, the loss of another host. Its calls raise the same, also waiting ones."""
         self._mark_lost(str(error), host=error.host)
 
     @property
@@ -323,7 +323,7 @@ def beat_until_lost(
     on_heartbeat: Callable[[float], None] = lambda processor_seconds: None,
 ) -> HeartbeatLoss:
     """Send a heartbeat each `beat_seconds`, until none came for `silence_seconds` or the connection ended. Return
-    which of both. Call `on_heartbeat` with the processor seconds in each heartbeat that comes.
+    which it was. Call `on_heartbeat` with the processor seconds in each heartbeat that comes.
     """
     pulse.setblocking(False)
     unsent, rest = b"", b""
