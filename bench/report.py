@@ -57,7 +57,7 @@ class Report:
     """Whether something that was asked for is missing."""
 
     def header(self) -> list[str]:
-        """Return lines about the machine, the model, and notes."""
+        """Return the lines above the results: the machine, the model, and notes."""
         return [*self.machine.lines(), *model_lines(self.model), *self.notes]
 
 

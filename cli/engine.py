@@ -41,7 +41,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 def download_model(model: str | Path, on_progress: OnProgress, draft: str | Path | None = None) -> None:
-    """Download the files of a model, and of what drafts for it, if they are missing here. Raises what `load_model` does
+    """Download the files of a model, and of its draft model, if they are missing here. Raises what `load_model` does
     if one of them cannot be found.
     """
     from cortexmlx.models.load import fetch_draft, fetch_model

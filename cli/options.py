@@ -30,7 +30,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _option(flags: str, metavar: str, help: str, **more: Any) -> Any:
-    """Return an option with these flags, with blanks between them. Its help says what holds without it."""
+    """Return a typer option with these flags, separated by blanks. Its default is not shown: the help says it."""
     return typer.Option(*flags.split(), metavar=metavar, help=help, show_default=False, **more)
 
 

@@ -94,8 +94,7 @@ NO_KEYS: KeyActions = MappingProxyType({})
 
 
 class Typeahead:
-    """Reads the keys while an answer is written: texts are for the next prompt, and some keys, such as Ctrl-T, act at
-    once.
+    """Reads keys while an answer is written. Text waits for the next prompt; keys such as Ctrl-T act at once.
 
     The terminal neither shows typed text nor collects it into lines, and still marks pasted text. Ctrl-C remains a
     signal and discards nothing. A thread reads the keys: the kernel keeps 4 KiB of them, and a paste may be longer.

@@ -158,7 +158,7 @@ def time_reads_after_idle(_: Engine) -> dict[str, Any]:
 
 
 def measure_kernels(engine: Engine) -> list[dict[str, Any]]:
-    """Measure our kernels and MLX's with layer sizes of known models: a record each, or none without a Metal GPU."""
+    """Measure our kernels and MLX's with layer sizes of known models. Return the records; none without a Metal GPU."""
     import mlx.core as mx
 
     from cortexmlx.attention.backends import auto_backend_name

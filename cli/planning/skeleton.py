@@ -271,14 +271,14 @@ _KEPT_PACKINGS: dict[str, dict[str, Any]] = {
 
 
 def _left_out_layers(settings: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return a pattern of the layers that the program that packed a model left as they were, by its `settings`."""
+    """Return a pattern for the layers that are not quantized, by the `settings` of the program that packed a model."""
     names = [str(name) for key in ("modules_to_not_convert", "ignore") for name in settings.get(key) or ()]
     patterns = (n[3:] if n.startswith("re:") else re.escape(n).replace(r"\*", ".*") for n in names)
     return re.compile("|".join(("lm_head", *patterns)))
 
 
 def probe_caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Run one token. Return the width of its logits, and the layer groups of what it leaves in mlx-lm's caches."""
+    """Run one token. Return the size of its logits, and the layer groups of what is then in mlx-lm's caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 

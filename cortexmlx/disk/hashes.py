@@ -65,8 +65,7 @@ def _stamp_of_open_file(path: str, descriptor: int) -> FileStamp:
 
 
 class FileHash:
-    """The SHA-256 of several files, in order. Threads of low priority start at once to hash the files without a
-    cached hash.
+    """The SHA-256 of several files, in order. Threads of low priority hash the files that have no cached hash.
 
     `get_cache` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
 
