@@ -165,7 +165,7 @@ def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
-    """Return a case that computes a prompt after `test.depth` cached tokens. The turn before has an answer of one token,
+    """Return a case that computes a prompt after `test.depth` cached tokens. The turn before has a one-token answer,
     because mlx-lm's cache continues after an answer.
 
     mlx-lm has computed that token ahead. cortexmlx computes it now, one token more than is counted.
