@@ -132,7 +132,7 @@ def open_engines(
 
 
 def share_weights(engine: Engine, source_engine: Engine) -> None:
-    """Let an engine compute with the weights of another engine of the same model, and release its own."""
+    """Let `engine` compute with the weights of `source_engine`, which has the same model, and free its own weights."""
     _set_weights(engine, source_engine.inspect(lambda core: core.loaded.model.parameters()))
 
 

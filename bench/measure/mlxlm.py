@@ -20,7 +20,7 @@ from cortexmlx.models import LoadedModel
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Arguments of mlx-lm's `BatchGenerator`, with its own defaults."""
+    """Arguments of mlx-lm's `BatchGenerator`, with mlx-lm's defaults."""
 
     completion_batch_size: int = 32
     prefill_batch_size: int = 8

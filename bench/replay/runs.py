@@ -60,7 +60,7 @@ class ScriptedSampler:
         live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
-        """Sample as `BatchSampler` in execution/sampling.py does, then replace tokens. They stay lazy."""
+        """Sample as `BatchSampler` in execution/sampling.py does, then replace tokens. The result is lazy."""
         sampled = self._sampler(logits, token_index, live_flags, mask)
         script_tokens = mx.array(self._script_tokens(token_index))
         return replace(sampled, tokens=mx.where(script_tokens == _FREE, sampled.tokens, script_tokens))

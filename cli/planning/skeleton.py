@@ -232,8 +232,8 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize the model as mlx-lm does on loading: each layer as the configuration sets it, others if they can be. If
-    another program packed the model and mlx-lm keeps that, all matrices are packed but embeddings and left out layers.
+    """Quantize the model as mlx-lm does on loading: each layer as the configuration sets it, and every other layer that
+    can be. If another program packed the model and mlx-lm keeps that, embeddings and left out layers stay unpacked.
     """
     import mlx.nn as nn
 

@@ -285,7 +285,7 @@ class DiskTier:
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
         """Plan to read what follows a text's first `blocks` blocks (`matched_tokens` tokens), which are in memory.
-        Return None if the disk surely has no further whole block of it.
+        Return None if the disk certainly has no further full block.
 
         Tokens after the first `max_tokens` tokens are computed in any case, and so are those after `MAX_READ` bytes.
         """

@@ -120,7 +120,7 @@ class HostGroup:
         return runner
 
     def stats(self) -> tuple[HostStats, ...]:
-        """Return what each worker holds, as of its newest answer; nothing while there are no workers."""
+        """Return each worker's statistics, as of its newest answer; an empty tuple while there are no workers."""
         rank_memory = [state.bytes for state in self._opened_runner.ranks]
         if len(rank_memory) < len(self.names):
             return ()

@@ -134,7 +134,7 @@ class HostedModel:
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
-        """What each worker holds."""
+        """The statistics of each worker."""
         return self._group.stats()
 
     @property

@@ -143,7 +143,7 @@ class RemoteRunner:
         return self._command_buffers[1]
 
     def begin(self, blocks: GroupCounts) -> Refusal | None:
-        """As `Runner.begin`, on all ranks. If one rank is refused memory, no rank has an arena."""
+        """Do what `Runner.begin` says, on all ranks. If one rank is refused memory, no rank has an arena."""
         self._digest = PlanDigest(self._compare_every)
         refusal = _worst_refusal(self._ask_all(Begin(blocks)))
         if refusal is not None:

@@ -210,14 +210,14 @@ class GenerationEndpoints:
         if not text_request.prompts:  # the model was only to be loaded
             return json_reply(protocol.module.write(text_request, [], info), headers=headers)
 
-        def finish() -> None:
+        def finish_request() -> None:
             answers.close()
             request.scope[SCOPE_TOKENS] = _sum_tokens(answers.completions.values())
             self.tally.count_answers(
                 lease.name, answers.completions.values(), answers.failed_count, answers.cancelled_count
             )
 
-        exit_stack.callback(finish)
+        exit_stack.callback(finish_request)
         if (timeout := self.settings.timeout) is not None:  # in tenths of a second, as an error names it
             timeout = max(min(timeout, math.ceil(10 * (timeout - waited_seconds)) / 10), 0.001)
         async with self._body_semaphore(request):
@@ -275,20 +275,20 @@ class GenerationEndpoints:
         `quiet` seconds. Many engine events send nothing: progress, text that may begin a stop string, unfinished calls.
         """
 
-        def pack(body: dict[str, Any]) -> bytes:
+        def encode_body(body: dict[str, Any]) -> bytes:
             if protocol.lines:
                 return json_line(body)
             return server_sent_event(body, body["type"] if protocol.named_events else None)
 
-        def as_bytes(event: TokenEvent, number: int = 0) -> bytes:
-            return b"".join(map(pack, chunks.convert(event, number)))
+        def encode_event(event: TokenEvent, number: int = 0) -> bytes:
+            return b"".join(map(encode_body, chunks.convert(event, number)))
 
         try:
             async for batch in answers.events(self.settings.quiet):
                 if batch:
-                    data = b"".join(as_bytes(event, number) for number, event in batch)
+                    data = b"".join(encode_event(event, number) for number, event in batch)
                 else:
-                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
+                    data = encode_body(chunks.ping()) if protocol.ping is None else protocol.ping
                 if data:  # in one write
                     yield data
                     answers.last_sent_time = time.monotonic()
@@ -298,7 +298,7 @@ class GenerationEndpoints:
             if (client_error := error_for_client(error)) is None or answers.closed:
                 raise
             request.scope[SCOPE_CUT] = isinstance(error, asyncio.CancelledError)
-            yield as_bytes(TokenEvent("", error=client_error))
+            yield encode_event(TokenEvent("", error=client_error))
             return
         if not protocol.named_events and not protocol.lines:
             yield b"data: [DONE]\n\n"
@@ -363,7 +363,7 @@ class HttpRequestAnswers:
                 self._handles.append(self._engine.submit(prompt, self._request.params, **options))
 
     def _make_listener(self, number: int, transcript_memory: TranscriptMemory | None) -> Any:
-        """Return the callback for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""
+        """Return the listener for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""
 
         def deliver(event: TokenEvent) -> None:
             if event.completion is not None and transcript_memory is not None:

@@ -154,7 +154,7 @@ class ModelPool:
             return self._residency.would_grant(name)
 
     def request_model(self, name: str, on_settled: Callable[[], None] = lambda: None) -> _PoolWait:
-        """Request a model. `on_settled` runs on any thread when it is granted or fails later. Raises EngineClosed."""
+        """Request a model. Unless settled at once, `on_settled` runs later, on any thread. Raises EngineClosed."""
         with self._condition:
             if self._is_closing:
                 raise _pool_closed_error()
@@ -238,7 +238,7 @@ class ModelPool:
                 self._condition.notify()
 
     def _check_engine(self, name: str) -> None:
-        """Mark a loaded model as failed if its engine has closed for good: it is unloaded, and reloaded on request."""
+        """Mark a loaded model as failed if its engine has closed for good. A later request for it reloads it."""
         engine = self._loaded[name][0] if name in self._loaded else None
         loaded = self._residency.state_of_model(name) is ModelState.LOADED and not self._residency.has_failed(name)
         if engine is not None and engine.closed and loaded:
@@ -266,7 +266,7 @@ class ModelPool:
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Carry out loads and unloads until the pool is closed: the pool's thread."""
+        """Carry out loads and unloads until the pool is closed: the target of the pool's thread."""
         while (action := self._next_action()) is not None:
             if isinstance(action, LoadModel):
                 self._load(self._models[action.model])
@@ -552,7 +552,7 @@ class ModelProvider(Protocol):
         """Whether a request for a model would be granted at once."""
 
     def request_model(self, name: str, on_settled: Callable[[], None]) -> ModelWait:
-        """Request a model. `on_settled` is called, on any thread, when it is granted or fails later than at once."""
+        """Request a model. If that is not settled at once, `on_settled` is called later, on any thread."""
 
 
 # CannotLoad: what clients are told of a model that cannot be loaded.

@@ -101,7 +101,7 @@ class ClientResponses:
         return len(self._responses)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids, the next to be removed first."""
+        """Iterate over the responses' ids, the least recently used first."""
         return iter(self._responses)
 
     def find_response(self, id: str) -> StoredResponse | None:

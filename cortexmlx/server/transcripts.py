@@ -135,7 +135,7 @@ class RememberedAnswer:
     def from_completion(
         cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()
     ) -> RememberedAnswer:
-        """Create it from a completion, its text's `tokens`, the ending token's text `end` and the `tools` offered."""
+        """Make one from a completion, its text's `tokens`, the ending token's text `end` and the `tools` offered."""
         calls, schemas = completion.tool_calls, {tool.name: tool.schema for tool in tools}
         omitted_defaults = tuple(_omitted_arguments(call, schemas.get(call.name, {})) for call in calls)
         return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted_defaults)
@@ -249,7 +249,7 @@ class RememberedTurn:
 
     @property
     def size(self) -> int:
-        """Its bytes of memory, roughly."""
+        """The bytes of memory that this turn takes, roughly."""
         answers = sum(
             len(each.text) * 3 + len(each.tokens) * _BYTES_PER_TOKEN for each in (self.answer, *self.earlier_answers)
         )

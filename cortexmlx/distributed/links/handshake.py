@@ -67,7 +67,7 @@ class Hello:
 
 
 class HandshakeFault(StrEnum):
-    """Why the controller refused a connection, before or during its handshake. One of each kind is logged."""
+    """Why the controller refused a connection, before or during its handshake. Each kind is logged once."""
 
     ADDRESS = "its address is not one of the group's hosts"
     NOISE = "it does not speak this protocol"
@@ -197,7 +197,7 @@ def _encode_identity(identity: Identity) -> bytes:
 
 
 def _decode_identity(packed: bytes) -> dict[str, str]:
-    """Decode a worker's identity (names and values). Damaged bytes give one that equals no other, and no error."""
+    """Decode a worker's identity (names and values). Damaged bytes give one that equals no other."""
     texts = []
     while packed:
         (length,) = LENGTH.unpack(packed[: LENGTH.size].rjust(LENGTH.size, b"\0"))
