@@ -119,7 +119,7 @@ def table_markdown(table: ReportTable, width: int = WIDTH) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return the value as text with four digits, or all digits of a large value."""
+    """Return the value as text, rounded to four significant digits; from 1,000 on to an integer."""
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 

@@ -192,11 +192,11 @@ class RootCommand(TyperGroup):
         return [name for name, _, _ in COMMANDS]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands, then the global options in one paragraph."""
+        """Write the list of commands. The global options come in the epilog."""
         self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, then the options."""
+        """Write the examples, then the global options."""
         self.epilog = adapt_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
         with formatter.indentation():

@@ -168,7 +168,7 @@ def why_no_images(engine: Engine) -> str:
 
 def print_notes(engine: Engine) -> None:
     """Print the model's notes, a line each, on a terminal. They say what was done to the model, which files beside it
-    are unused, and why it runs one request at a time.
+    are unused, and why it runs one request at a time, if so.
     """
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:

@@ -331,7 +331,7 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
 
 
 def print_setup(agent: Agent, setup: AgentSetup, arguments: Sequence[str]) -> None:
-    """Print an agent's environment as a shell takes it, and then its command if it needs arguments of ours."""
+    """Print the shell commands that set an agent's environment, and its command line if that needs arguments."""
     for name in setup.removed:
         console.print_result(f"unset {name}")
     for name, value in setup.environment.items():

@@ -221,7 +221,7 @@ class PlainInput:
 
     @contextmanager
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
-        """Turn the terminal's echo off while an answer is written."""
+        """Hold typed text back for the next prompt in this context: turn the terminal's echo off."""
         if sys.stdin.isatty():
             terminal = sys.stdin.fileno()
             self._saved_modes, quiet = termios.tcgetattr(terminal), termios.tcgetattr(terminal)

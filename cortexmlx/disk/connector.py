@@ -234,7 +234,7 @@ class StoreConnector:
         )
 
     def store_again(self, keys: Sequence[Key], missing: Collection[Key]) -> None:
-        """Queue entries to be stored again, because a full store has removed their pieces, those in `missing`."""
+        """Queue entries to be stored again, because a full store has removed their pieces with the keys `missing`."""
         tier = self._tier
         for key in keys if tier is not None else ():
             entry = self._cache.prefix.get(key)

@@ -234,7 +234,7 @@ class DiskTier:
                 self._count_dropped(self._pop_oldest())
 
     def remove_queued(self, entries: Iterable[PrefixEntry]) -> None:
-        """Remove entries from the queue: the sequence that cached them continues with another text."""
+        """Remove entries from the queue, since the sequence that cached them continues with another text."""
         for entry in entries:
             self._queued_entries.pop(entry, None)
 

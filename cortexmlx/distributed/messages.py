@@ -577,7 +577,7 @@ class PlanDigest:
         self._groups: tuple[GroupStep, ...] | None = None
 
     def add_message(self, message: bytes) -> None:
-        """Add the message that brings a plan."""
+        """Add an encoded message, which carries a plan, to the hash."""
         self._hash.update(message)
 
     def add_step(self, plan: StepPlan, blocks: GroupCounts) -> bytes | None:

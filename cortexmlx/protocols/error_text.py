@@ -51,7 +51,7 @@ def error_field(error: CortexError) -> str | None:
 
 
 def shorten_message(text: str) -> str:
-    """Shorten the quotes in a message, and then cut its middle out if it is still too long."""
+    """Shorten the quoted texts in a message, and then cut its middle out if it is still too long."""
     remaining = _MAX_QUOTED
 
     def shorten_quote(quoted_text: str) -> str:

@@ -58,7 +58,7 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
     responses, vectors = ResponseEndpoints(generation.stored_responses), EmbeddingEndpoints(generation)
 
     def count_and_log(log_entry: LoggedRequest, path: str) -> None:
-        """Count a request, and log it unless the monitoring page polls. `path` is inside the application."""
+        """Count a request, and log it unless it is a poll by the monitoring page. `path` leaves out the mount path."""
         tally.count_reply(log_entry, path)
         if settings.log is not None and not (path == LIVE_PATH and log_entry.status == 200):
             settings.log(log_entry)

@@ -56,7 +56,7 @@ class StoredTurn:
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A stored response: its turn, and the rest of its body."""
+    """A stored response: its turn, which has the items, and the other fields of its body."""
 
     turn: StoredTurn
     rest: bytes

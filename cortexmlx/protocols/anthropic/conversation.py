@@ -220,7 +220,7 @@ class _ConversationBuilder:
         }
 
     def _read_thinking(self, block: Mapping[str, Any]) -> str:
-        """Return a `thinking` block's text if this server signed it for this client, or without a seal; else empty."""
+        """Return a `thinking` block's text if the seal shows that it is our own, or if there is no seal; else ""."""
         text, signature = block.get("thinking"), block.get("signature")
         if isinstance(text, str):
             if self._seal is None or (text and isinstance(signature, str) and self._seal.verify(text, signature)):
