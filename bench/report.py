@@ -57,7 +57,7 @@ class Report:
     """Whether something that was asked for is missing."""
 
     def header(self) -> list[str]:
-        """Return lines about the machine, the model, and notes."""
+        """Return the lines above the results: the machine, the model, and notes."""
         return [*self.machine.lines(), *model_lines(self.model), *self.notes]
 
 
@@ -119,7 +119,7 @@ def table_markdown(table: ReportTable, width: int = WIDTH) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return the value as text with four digits, or all digits of a large value."""
+    """Return the value as text, rounded to four significant digits; from 1,000 on to an integer."""
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 

@@ -76,7 +76,7 @@ def _check_context(tokens: int, subject: str, next_step: str, info: ModelInfo) -
 def compare_with_mlx_lm(
     plan: BenchPlan, suite: str, only: Sequence[str], shape: ComparisonSizes, block_size: int
 ) -> Report:
-    """Compare with mlx-lm in the suite "basic" or "serving", and return the report: see `compare_sections`."""
+    """Compare with mlx-lm in the suite "basic" or "serving", as `compare_sections` does, and return the report."""
     sections = basic_sections(shape) if suite == "basic" else serving_sections()
     return compare_sections(plan, sections, shape, only, block_size)
 
@@ -149,7 +149,7 @@ def _select_cases(cases: Sequence[ComparisonCase], only: Sequence[str]) -> list[
 
 
 def _warm_up(contest: Contest, on_run: Callable[[str], None]) -> None:
-    """Run work that is not measured, because the first steps of a kind take longer on each side."""
+    """Run work on both sides that is not measured, because the first steps of a kind take longer."""
     prompts = contest.make_prompts("warm-up", 0)
     for length, tokens in WARM_UP:
         for rows in (1, 8):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The `cortexmlx` command."""
+    """Run the `cortexmlx` command."""
     from cortexmlx.cli.start import run
 
     raise SystemExit(run())

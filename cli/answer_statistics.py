@@ -60,7 +60,7 @@ def format_latency(seconds: float) -> str:
 
 
 def _tokens_per_second(completion: Completion) -> float:
-    """Return the tokens per second of all answers together, because they are written at the same time."""
+    """Return the tokens per second of all answers together, since they are decoded at the same time."""
     if not completion.others:
         return completion.timings.decode_tokens_per_second
     answers = (completion, *completion.others)
@@ -75,14 +75,14 @@ def _drafted_tokens(answers: Sequence[Completion]) -> int:
 
 
 def _draft_summary(answers: Sequence[Completion]) -> str:
-    """Return the drafted and accepted tokens in words."""
+    """Return how many tokens were drafted and accepted, in words."""
     accepted_tokens = sum(answer.usage.accepted_tokens for answer in answers)
     rate = _tokens_per_step(answers)
     return f"{_drafted_tokens(answers):,} tokens, {accepted_tokens:,} of them accepted, {rate:.2f} tokens a step"
 
 
 def _tokens_per_step(answers: Sequence[Completion]) -> float:
-    """Return how many tokens of an answer a step computed, on average."""
+    """Return how many tokens a step added to an answer, on average."""
     steps = sum(answer.usage.completion_tokens - answer.usage.accepted_tokens for answer in answers)
     return sum(answer.usage.completion_tokens for answer in answers) / max(1, steps)
 

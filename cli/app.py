@@ -113,7 +113,7 @@ class CommandGroup(AdaptedHelp, TyperGroup):
     """A command that has subcommands of its own."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a subcommand by name. For a word that is an option here, the error has the line to type."""
+        """Find a subcommand by name. If the name is an option here, the error has the right command line."""
         if self.get_command(ctx, args[0]) is None and args[0] in CACHE_SYNONYMS:
             ctx.fail(f"No such command {args[0]!r}. Type: {CACHE_SYNONYMS[args[0]]}")
         return super().resolve_command(ctx, args)
@@ -123,7 +123,7 @@ class Subcommand(AdaptedHelp, TyperCommand):
     """A subcommand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. The error for another program's option says what it is here."""
+        """Parse the arguments. The error for an option of another program names the one to use here."""
         words = [*args]  # the parser takes them away
         try:
             return super().parse_args(ctx, args)
@@ -157,10 +157,10 @@ class OptionalValueCommand(Subcommand):
 
 
 class LaunchCommand(Subcommand):
-    """A subcommand that runs another program: what follows -- is for that."""
+    """A subcommand that runs another program, which gets the arguments after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. The error for a word or an option without -- has the command that was meant."""
+        """Parse the arguments. The error for other words or options before `--` suggests the right command."""
         line, passed = ["cortexmlx", "launch"], args[args.index("--") + 1 :] if "--" in args else []
         try:
             rest = super().parse_args(ctx, [*args])
@@ -193,11 +193,11 @@ class RootCommand(TyperGroup):
         return [name for name, _, _ in COMMANDS]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands, then the global options in one paragraph."""
+        """Write the list of commands. The global options come in the epilog."""
         self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, then the options."""
+        """Write the examples, then the global options."""
         self.epilog = adapt_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
         with formatter.indentation():

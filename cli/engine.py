@@ -41,7 +41,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 def download_model(model: str | Path, on_progress: OnProgress, draft: str | Path | None = None) -> None:
-    """Download the files of a model, and of what drafts for it, if they are missing here. Raises what `load_model` does
+    """Download the files of a model, and of its draft model, if they are missing here. Raises what `load_model` does
     if one of them cannot be found.
     """
     from cortexmlx.models.load import fetch_draft, fetch_model
@@ -168,7 +168,7 @@ def why_no_images(engine: Engine) -> str:
 
 def print_notes(engine: Engine) -> None:
     """Print the model's notes, a line each, on a terminal. They say what was done to the model, which files beside it
-    are unused, and why it runs one request at a time.
+    are unused, and why it runs one request at a time, if so.
     """
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:

@@ -143,7 +143,7 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
 
 
 def result_json(result: Perplexity) -> dict[str, object]:
-    """Return the result for `--json`."""
+    """Return the perplexity as a JSON object, for `--json`."""
     return {
         "perplexity": result.perplexity,
         "bits_per_token": result.bits_per_token,
@@ -155,7 +155,7 @@ def result_json(result: Perplexity) -> dict[str, object]:
 
 
 def result_text(result: Perplexity) -> str:
-    """Return the result as text for the terminal."""
+    """Return the perplexity as text for the terminal."""
     complete = result.windows == result.all_windows
     window_count = f"{result.windows}" if complete else f"{result.windows} of {result.all_windows}"
     figures = [

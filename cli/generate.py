@@ -187,13 +187,13 @@ def wait_for_answer(handle: RequestHandle) -> Completion:
 
 
 def completion_json(engine: Engine, completion: Completion, hide_thinking: bool = False) -> dict[str, object]:
-    """Return the completion for `--json`."""
+    """Return a completion as a JSON object, for `--json`."""
     first, *others = [_answer_json(engine, each, hide_thinking) for each in (completion, *completion.others)]
     return {"model": engine.info.name, **first, **({"others": others} if others else {})}
 
 
 def _answer_json(engine: Engine, completion: Completion, hide_thinking: bool) -> dict[str, object]:
-    """Return one answer of a completion for `--json`."""
+    """Return one answer of a completion as a JSON object, for `--json`."""
     record: dict[str, object] = {
         "text": completion.text,
         "reasoning_content": None if hide_thinking else completion.thinking or None,

@@ -77,7 +77,7 @@ LEAST_CONTEXT = {Agent.claude: 49_152, Agent.codex: 16_384, Agent.opencode: 16_3
 
 @dataclass(frozen=True)
 class AgentServer:
-    """A server that an agent can ask, and its model."""
+    """A server for an agent, and the model that it asks."""
 
     url: str
     key: str
@@ -96,7 +96,7 @@ class AgentServer:
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """What an agent is told of its server."""
+    """The environment and the arguments that tell an agent about its server."""
 
     environment: Mapping[str, str]
     arguments: Sequence[str] = ()
@@ -204,14 +204,14 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
             calls_tools = shown is None or "tools" in shown["capabilities"]
             return AgentServer(url, key or "none", found, models[found]["context_length"], calls_tools)
     except Exception as error:  # what else listens there may say anything
-        raise _unusable(url, error, "another key" if key else "a key") from None
+        raise _server_error(url, error, "another key" if key else "a key") from None
     raise CortexError(
         f"the server at {url} has no model {model!r}: name one of its own (--model {' or '.join(models)})"
     )
 
 
-def _unusable(url: str, error: Exception, wanted_key: str) -> CortexError:
-    """Return an error with what to do about a server, from what asking for its models raised."""
+def _server_error(url: str, error: Exception, wanted_key: str) -> CortexError:
+    """Convert the error of a request for a server's models into one that says what to do about the server."""
     match error:
         case HTTPError(code=401):
             return CortexError(f"the server at {url} wants {wanted_key}: set {KEY_VARIABLE} to one of its keys")
@@ -225,7 +225,7 @@ def _unusable(url: str, error: Exception, wanted_key: str) -> CortexError:
 
 
 def settings_remark(url: str) -> str:
-    """Return which settings of Claude Code hide the environment of a server at `url`, and what to do; else nothing."""
+    """Return which settings of Claude Code override the environment for a server at `url`, if any, and what to do."""
     home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home_folder() / ".claude")
     for path in (home / "settings.json", Path(".claude/settings.json"), Path(".claude/settings.local.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever it is, claude reads it
@@ -267,14 +267,14 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
             thread.join()
 
 
-def _own_limit(name: str, most: int) -> str:
-    """Return the number of tokens that the user has set in a variable, if it is from 1 to `most`; else `most`."""
+def _user_token_limit(name: str, most: int) -> str:
+    """Return the token limit in the environment variable `name`, if it is from 1 to `most`; else `most`."""
     own = os.environ.get(name, "")
     return own if own.isdecimal() and 0 < int(own) <= most else str(most)
 
 
 def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
-    """Return what an agent is told of a server: the address, the key, the model and the size of its context."""
+    """Return the setup that tells an agent a server's address, its key, its model and the size of the context."""
     context, output = server.context_length, server.output_tokens
     if agent is Agent.claude:
         environment = {
@@ -291,9 +291,9 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
                 ),
                 server.model,
             ),
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _own_limit("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": _own_limit("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": _own_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", output),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _user_token_limit("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": _user_token_limit("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": _user_token_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", output),
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(FIRST_TOKEN_MS),
             "API_TIMEOUT_MS": str(FIRST_TOKEN_MS),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -331,7 +331,7 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
 
 
 def print_setup(agent: Agent, setup: AgentSetup, arguments: Sequence[str]) -> None:
-    """Print an agent's environment as a shell takes it, and then its command if it needs arguments of ours."""
+    """Print the shell commands that set an agent's environment, and its command line if that needs arguments."""
     for name in setup.removed:
         console.print_result(f"unset {name}")
     for name, value in setup.environment.items():

@@ -45,7 +45,7 @@ def model_row(model: LocalModel) -> tuple[str, ...]:
 
 
 def model_json(model: LocalModel) -> dict[str, Any]:
-    """Return a model for `--json`."""
+    """Return the facts about a model as a JSON object, for `--json`."""
     return {
         "name": model.name,
         "kind": model.kind.value,

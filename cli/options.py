@@ -30,7 +30,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _option(flags: str, metavar: str, help: str, **more: Any) -> Any:
-    """Return an option with these flags, with blanks between them. Its help says what holds without it."""
+    """Return a typer option with these flags, separated by blanks. Its default is not shown: the help says it."""
     return typer.Option(*flags.split(), metavar=metavar, help=help, show_default=False, **more)
 
 
@@ -204,7 +204,7 @@ def add_sampling_options(
     model's makers recommend comes before these.
     """
 
-    def make(
+    def make_params(
         stop: list[str] | None = None,
         schema: str | None = None,
         open_schema: bool = False,
@@ -221,7 +221,7 @@ def add_sampling_options(
     for name in (name for name in command_options if follows_model and name in NUMBERS and NUMBERS[name].recommended):
         default = default_values[name]
         command_options[name] = (_number_option(name, f"the model's, else {default}"), default)
-    return lambda command: _expand_parameter(command, "params", command_options, make)
+    return lambda command: _expand_parameter(command, "params", command_options, make_params)
 
 
 def add_engine_options(
@@ -234,7 +234,7 @@ def add_engine_options(
     The caller still has to set the model: see `model_name`.
     """
 
-    def make(
+    def make_config(
         kv_memory: str | None,
         adapters: list[str] | None = None,
         kv_store: str | None = None,
@@ -266,7 +266,7 @@ def add_engine_options(
     command_options = {
         name: (kind, default_values[name]) for name, kind in kinds.items() if name not in fixed and name not in excluded
     }
-    return lambda command: _expand_parameter(command, "config", command_options, make)
+    return lambda command: _expand_parameter(command, "config", command_options, make_config)
 
 
 def _expand_parameter(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def make_prompt(
     engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
 ) -> str | list[Message] | ChatPrompt:
-    """Return messages for a model with a chat template, and plain text otherwise."""
+    """Return a prompt for a text: messages for a model with a chat template, else plain text."""
     if raw or not engine.info.chat_template:
         if variables:
             raise InvalidRequest(

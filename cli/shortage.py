@@ -46,14 +46,14 @@ def shortage_line(config: EngineConfig) -> str:
 
 
 def _may_be_too_large(name: str, budget: int) -> bool:
-    """Whether a model has to be planned: its files are large, or they are not here and stderr is a terminal."""
+    """Whether a model may not fit: its files are large, or they are not here and a person waits (at a terminal)."""
     source = resolve_model(name)
     path = cached_folder(name) if source.kind is SourceKind.HUB else source.path
     return console.is_terminal(sys.stderr) if path is None else stored_bytes(path) * _GROWTH > budget
 
 
 def _needed_bytes(config: EngineConfig) -> int:
-    """Return what a model takes with one text. Raises what `cortexmlx plan` raises."""
+    """Return the bytes of memory that a model takes with one text. Raises what `cortexmlx plan` raises."""
     from cortexmlx.cli.serve.pool import ModelPlanner
 
     return ModelPlanner(str(config.model), config).needed_bytes(_TOKENS)

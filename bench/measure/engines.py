@@ -51,7 +51,7 @@ class BenchPlan:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The engine options that change figures, by name, for the report."""
+        """The engine options that affect the results, by name, for the report."""
         kv = (
             "plain" if self.kv_bits is None else f"{self.kv_bits} bits in groups of {self.kv_group_size or 'the usual'}"
         )
@@ -72,7 +72,7 @@ def open_engines(
     check: Callable[[ModelInfo], None] = lambda info: None,
     **options: Any,
 ) -> dict[int, Engine]:
-    """Open an engine for each (block size, tokens that it must hold), closed with `stack`. Return them by block size.
+    """Open an engine for each of `sizes`: (block size, tokens to hold). `stack` closes them. Return them by block size.
 
     The weights are in memory once, but twice while another engine opens. Without `plan.kv_memory`, an engine has its
     default memory if that is enough, else as much as it needs. `check` may raise for the model, before more memory is
@@ -132,7 +132,7 @@ def open_engines(
 
 
 def share_weights(engine: Engine, source_engine: Engine) -> None:
-    """Let an engine compute with the weights of another engine of the same model, and release its own."""
+    """Let `engine` compute with the weights of `source_engine`, which has the same model, and free its own weights."""
     _set_weights(engine, source_engine.inspect(lambda core: core.loaded.model.parameters()))
 
 

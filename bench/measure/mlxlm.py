@@ -20,7 +20,7 @@ from cortexmlx.models import LoadedModel
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Arguments of mlx-lm's `BatchGenerator`, with its own defaults."""
+    """Arguments of mlx-lm's `BatchGenerator`, with mlx-lm's defaults."""
 
     completion_batch_size: int = 32
     prefill_batch_size: int = 8
@@ -47,7 +47,7 @@ class MlxLmContestant:
         return self._run_one(work[0]) if len(work) == 1 else self._run_batch(work)
 
     def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
-        """Run the turns of one conversation, and return the trace of the last. A turn's prompt is what the user adds.
+        """Run the turns of one conversation, and return the last one's trace. A `prompt` is only what its turn adds.
 
         With `prompt_cache`, a turn computes only what is not in the cache, as mlx-lm's chat does. Without it, a turn
         computes the whole conversation.

@@ -13,7 +13,7 @@ from cortexmlx.bench.measure.trace import Figure, RunTrace
 
 
 class BetterDirection(str, Enum):
-    """Whether a higher or a lower figure is better, as the sign before a target such as `>= 1x`."""
+    """Whether a higher or a lower figure is better. The value is the sign before a target such as `>= 1x`."""
 
     HIGHER = ">="
     LOWER = "<="

@@ -21,7 +21,7 @@ class PromptStream:
         return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
 
     def draw_lengths(self, count: int, min_length: int, max_length: int) -> list[int]:
-        """Draw `count` log-uniform lengths, one of them `max_length`: as many in 64 to 128 as in 512 to 1,024."""
+        """Draw `count` log-uniform lengths (as many of 64 to 128 as of 512 to 1,024 tokens). One is `max_length`."""
         lengths = np.exp(self._random.uniform(np.log(min_length), np.log(max_length + 1), count)).astype(int)
         lengths[0] = max_length
         return [int(n) for n in self._random.permutation(lengths.clip(min_length, max_length))]

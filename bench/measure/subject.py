@@ -135,7 +135,7 @@ class RequestsInFlight:
         return listen
 
     def _record_token(self, request: int, token: int) -> None:
-        """Record a token of a request, and signal what waits for it."""
+        """Record a token of a request, and wake the threads that wait for it."""
         count = self._recorder.record_token(request, token, Timestamp.now())
         if count == 1:
             self._waiting_for_first -= 1

@@ -83,7 +83,7 @@ def _table_row(result: WorkloadResult) -> tuple[str, ...]:
 
 
 def _json_record(result: WorkloadResult) -> dict[str, Any]:
-    """Return the figures of a workload for JSON: speeds are medians, counts are those of a mean run."""
+    """Return the figures of a workload for JSON: speeds are medians, counts are means over the runs."""
     runs = result.speculating_runs
     return {
         "text": result.workload.kind.value,

@@ -60,7 +60,7 @@ class ScriptedSampler:
         live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
-        """Sample as `BatchSampler` in execution/sampling.py does, then replace tokens. They stay lazy."""
+        """Sample as `BatchSampler` in execution/sampling.py does, then replace tokens. The result is lazy."""
         sampled = self._sampler(logits, token_index, live_flags, mask)
         script_tokens = mx.array(self._script_tokens(token_index))
         return replace(sampled, tokens=mx.where(script_tokens == _FREE, sampled.tokens, script_tokens))
@@ -160,7 +160,7 @@ class TimedSpan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all rows per second."""
+        """Tokens per second of all rows together."""
         return self.tokens / self.wall
 
 
@@ -183,7 +183,7 @@ class ReplayRun:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens that a step adds to an answer."""
+        """How many tokens a step adds to an answer, on average."""
         return self.token_count / max(1, self.token_count - self.drafts.accepted)
 
 
@@ -274,7 +274,7 @@ def measure_workloads(
 
 
 class _AnswerClock:
-    """Counts the tokens of all answers from its creation on, and notes when the first answer ended."""
+    """Counts the tokens of all answers since its creation, and notes when the first answer ended."""
 
     def __init__(self) -> None:
         self._start_time = Timestamp.now()
@@ -340,7 +340,7 @@ def _compute_answers(
 
 
 def _stats_between(stats_before: SpeculationStats, stats_after: SpeculationStats) -> SpeculationStats:
-    """Return the drafted and accepted tokens between two readings of the statistics."""
+    """Return the counts of drafts that were added between two readings of the statistics."""
     sources: Mapping[str, DraftStats] = {
         name: DraftStats(source_after.drafted - source_before.drafted, source_after.accepted - source_before.accepted)
         for name, source_after in stats_after.sources.items()

@@ -61,7 +61,7 @@ class ReplayText:
 
 
 def make_text(kind: AnswerKind, row: int, tokens: int, encode: Encode) -> ReplayText:
-    """Make the prompt and answer of one row: an answer of at most `tokens` tokens."""
+    """Make a prompt, and its answer of at most `tokens` tokens, for one row of the batch."""
     prompt, answer = _MAKERS[kind](row, tokens, encode)
     prefix_ids = tuple(encode(""))  # what the tokenizer puts before each text
     answer_ids = tuple(encode(answer))
@@ -72,7 +72,7 @@ def make_text(kind: AnswerKind, row: int, tokens: int, encode: Encode) -> Replay
 
 
 def _make_edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    """Return a prompt with a source file, and the file with three changed lines."""
+    """Return a prompt with a source file, and an answer: the file with three changed lines."""
     files = _source_files()
     lines = list(_take_tokens(files[row * len(files) // 17 % len(files)].splitlines(), tokens, encode))
     changed_lines = list(lines)
@@ -99,23 +99,23 @@ def _make_quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
 
 def _make_json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
     """Return a prompt, and an answer of JSON records with the same keys."""
-    records = _make_records(row, 2 + tokens // 40)
+    records = _make_customers(row, 2 + tokens // 40)
     fields = ", ".join(f"{name} ({type(value).__name__})" for name, value in records[0].items())
     return f"Shop number {row}. Its customers as JSON, with the fields {fields}:\n\n", json.dumps(records)
 
 
-def _make_schema(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    """Return a prompt, and an answer of JSON records without blanks, as a schema forces them."""
+def _make_schema_json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt, and an answer of JSON records that follow a schema, without blanks."""
     prompt, _ = _make_json(row, 0, encode)
-    return prompt, json.dumps(_make_records(row, 2 + tokens // 30), separators=(",", ":"))
+    return prompt, json.dumps(_make_customers(row, 2 + tokens // 30), separators=(",", ":"))
 
 
-def _make_records(row: int, count: int) -> list[dict[str, object]]:
-    """Return records that follow the schema `RECORD`."""
+def _make_customers(row: int, count: int) -> list[dict[str, object]]:
+    """Return `count` random customer records that follow the schema `RECORD`."""
     chance = random.Random(row)
     words = [word for sentence in islice(_endless_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
 
-    def make_record() -> dict[str, object]:
+    def make_customer() -> dict[str, object]:
         return {
             "identifier": chance.randrange(1, 10_000),
             "customer_name": " ".join(chance.choice(words).title() for _ in range(2)),
@@ -129,7 +129,7 @@ def _make_records(row: int, count: int) -> list[dict[str, object]]:
             "lifetime_value_euros": chance.randrange(100_000),
         }
 
-    return [make_record() for _ in range(count)]
+    return [make_customer() for _ in range(count)]
 
 
 def _make_prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
@@ -142,13 +142,13 @@ _MAKERS: dict[AnswerKind, Callable[[int, int, Encode], tuple[str, str]]] = {
     AnswerKind.EDIT: _make_edit,
     AnswerKind.QUOTES: _make_quotes,
     AnswerKind.JSON: _make_json,
-    AnswerKind.SCHEMA: _make_schema,
+    AnswerKind.SCHEMA: _make_schema_json,
     AnswerKind.PROSE: _make_prose,
 }
 
 
 def _take_tokens(segments: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
-    """Yield pieces of a text until they have about `tokens` tokens."""
+    """Yield segments of a text until they have about `tokens` tokens together."""
     for segment in segments:
         yield segment
         tokens -= max(1, len(encode(segment)))

@@ -45,7 +45,7 @@ class Rule:
 
     name: str
     statement: str
-    """The fields of the report, " | ", and the threshold."""
+    """Sentences: "Propose a change if ..." and "Reads ...", the fields of the report."""
     file: str
     constant: str
     """A name, a field or a key that this file sets in one line; of a page, a heading."""
@@ -70,7 +70,7 @@ RULES: list[Rule] = []
 
 
 def rule(name: str, file: str, constant: str) -> Callable[[Callable[[Record, Any], Finding]], None]:
-    """Return a decorator that makes a rule of a function: its docstring states the rule, with thresholds by name."""
+    """Return a decorator that adds a function to `RULES`. Its docstring states the rule, with thresholds by name."""
 
     def add_rule(judge: Callable[[Record, Any], Finding]) -> None:
         RULES.append(Rule(name, (judge.__doc__ or "").format(**globals()), file, constant, judge))
@@ -80,7 +80,8 @@ def rule(name: str, file: str, constant: str) -> Callable[[Callable[[Record, Any
 
 @rule("kernels", "metal/rules.py", "EVERY_KERNEL")
 def judge_kernel_checks(report: Record, now: Any) -> Finding:
-    """`checks`: `verdict` of `kernel` | one fails; nothing else is judged before it is mended or refused"""
+    """Propose a change if a kernel's check fails; nothing else is judged before it is mended or refused. Reads
+    `checks`: `verdict` of `kernel`."""
     kernels = [check for check in report["checks"] if check["name"] == "kernel"]
     if not kernels:
         raise LookupError("no kernel was checked")
@@ -90,8 +91,8 @@ def judge_kernel_checks(report: Record, now: Any) -> Finding:
 
 @rule("decode kernel", "metal/rules.py", "GEOMETRIES")
 def judge_decode_kernel(report: Record, now: Any) -> Finding:
-    """`decode attention`: `seconds` beside `mlx_seconds`, `bandwidth_share` | slower than MLX's by
-    {SLOWER_THAN_MLX:.0%} and below {LEAST_SHARE:.0%} of the bandwidth, in every step of a model"""
+    """Propose a change if ours is slower than MLX's by {SLOWER_THAN_MLX:.0%} and below {LEAST_SHARE:.0%} of the
+    bandwidth, in every step of a model. Reads `decode attention`: `seconds` beside `mlx_seconds`, `bandwidth_share`."""
     slow: dict[str, list[bool]] = defaultdict(list)
     for r in _speed_records(report, "decode attention", "seconds"):
         behind = r["seconds"] >= r["mlx_seconds"] * (1 + SLOWER_THAN_MLX)
@@ -102,7 +103,8 @@ def judge_decode_kernel(report: Record, now: Any) -> Finding:
 
 @rule("matmuls' rows", "cortexmlx/matmul/autotuning.py", "ROWS")
 def judge_matmul_rows(report: Record, now: Any) -> Finding:
-    """`matmul`: `seconds` beside `mlx_seconds`, by `rows` | our kernel is faster by {GAIN:.0%} for no model"""
+    """Propose a change if our kernel is faster by {GAIN:.0%} for no model. Reads `matmul`: `seconds` beside
+    `mlx_seconds`, by `rows`."""
     gains = _speedups(report, "matmul", "rows")
     kept = tuple(rows for rows, of in gains.items() if max(of) >= 1 + GAIN)
     return "MLX's time over ours at best: " + _format_speedups(gains, max), None if len(kept) == len(gains) else kept
@@ -110,7 +112,8 @@ def judge_matmul_rows(report: Record, now: Any) -> Finding:
 
 @rule("prefill pieces", "cortexmlx/kv/sizing.py", "PREFILL_BUDGET")
 def judge_prefill_pieces(report: Record, now: int) -> Finding:
-    """`matmul`: `mlx_seconds` of one token, by `rows` | {PREFILL_GAIN:.0%} less in a longer piece, for a model"""
+    """Propose a change if a token takes {PREFILL_GAIN:.0%} less in a longer piece, for a model. Reads `matmul`:
+    `mlx_seconds` of one token, by `rows`."""
     costs: dict[str, dict[int, float]] = defaultdict(dict)
     for r in _speed_records(report, "matmul", "mlx_seconds"):
         if r["rows"] >= now:
@@ -123,8 +126,8 @@ def judge_prefill_pieces(report: Record, now: int) -> Finding:
 
 @rule("prefill on matrix units", "metal/prefill.py", "NARROW")
 def judge_prefill_on_matrix_units(report: Record, now: int) -> Finding:
-    """`prefill attention`: `seconds` beside `mlx_seconds`, by `window`; `gpu` | ours is faster by {PREFILL_GAIN:.0%} in
-    a longer window, or MLX's in this one, for all models"""
+    """Propose a change if ours is faster by {PREFILL_GAIN:.0%} in a longer window, or MLX's in this one, for all
+    models. Reads `prefill attention`: `seconds` beside `mlx_seconds`, by `window`; `gpu`."""
     if not (report["gpu"]["matrix_units"] and report["gpu"]["matrix_kernels"]):
         raise LookupError("no matrix units in use: the GPU has none, or this build of MLX no NAX kernels")
     gains = _speedups(report, "prefill attention", "window")
@@ -140,7 +143,8 @@ def judge_prefill_on_matrix_units(report: Record, now: int) -> Finding:
 
 @rule("block size", "cortexmlx/kv/spec.py", "DEFAULT_BLOCK_SIZE")
 def judge_block_size(report: Record, now: int) -> Finding:
-    """`decode attention`: `seconds`, by `block_size` | another is faster by {GAIN:.0%}, in every step of every model"""
+    """Propose a change if another size is faster by {GAIN:.0%}, in every step of every model. Reads `decode attention`:
+    `seconds`, by `block_size`."""
     steps: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     for r in _speed_records(report, "decode attention", "seconds"):
         steps[r["model"], r["rows"], r["tokens"]][r["block_size"]] = r["seconds"]
@@ -151,8 +155,8 @@ def judge_block_size(report: Record, now: int) -> Finding:
 
 @rule("run-ahead", "cli/start.py", "MLX_MAX_OPS_PER_BUFFER")
 def judge_run_ahead(report: Record, now: str) -> Finding:
-    """`stats`: `command_buffers`; `a short decode beside mlx-lm` | `run_ahead` is below 1, and decoding below
-    {DECODE_RATIO} of mlx-lm's"""
+    """Propose a change if `run_ahead` is below 1, and decoding below {DECODE_RATIO} of mlx-lm's. Reads `stats`:
+    `command_buffers`; `a short decode beside mlx-lm`."""
     buffers, decode = report["stats"]["command_buffers"], report["a short decode beside mlx-lm"]
     ratio = median(decode["cortexmlx_tokens_per_second"]) / median(decode["mlx_lm_tokens_per_second"])
     reason = f"MLX queues {buffers['run_ahead']:.0%} of a step, and decoding is {ratio:.2f} of mlx-lm's"
@@ -162,7 +166,8 @@ def judge_run_ahead(report: Record, now: str) -> Finding:
 
 @rule("wired limit", "docs/memory.md", "The wired limit")
 def judge_wired_limit(report: Record, now: Any) -> Finding:
-    """`memory after a pause`: `after_idle_seconds`, `busy_seconds`, `bytes` | a GB takes {IDLE_SECONDS} s longer"""
+    """Propose a change if a GB takes {IDLE_SECONDS} s longer. Reads `memory after a pause`: `after_idle_seconds`,
+    `busy_seconds`, `bytes`."""
     pause = report["memory after a pause"]
     more = (median(pause["after_idle_seconds"]) - median(pause["busy_seconds"])) / (pause["bytes"] / 1e9)
     proposed = "an option that keeps a model warm by a small step each second"
@@ -178,7 +183,7 @@ def _speed_records(report: Record, kernel: str, figure: str) -> list[Record]:
 
 
 def _speedups(report: Record, kernel: str, key: str) -> dict[int, list[float]]:
-    """Return MLX's times over our kernel's, by the value of the field `key`. Products of experts are left out."""
+    """Return MLX's times over our kernel's, by the value of the field `key`, without the matmuls of experts."""
     found: dict[int, list[float]] = defaultdict(list)
     for record in _speed_records(report, kernel, "seconds"):
         if record[key] and not record.get("experts"):
@@ -194,8 +199,8 @@ def rules_table() -> str:
     """Return the rules as a Markdown table."""
     lines = ["| rule | fields | it proposes a change if | default |", "|---|---|---|---|"]
     for each in RULES:
-        statement = " ".join(each.statement.split())
-        lines.append(f"| {each.name} | {statement} | `{each.constant}` in `{each.file}` |")
+        condition, fields = " ".join(each.statement.split()).removeprefix("Propose a change if ")[:-1].split(". Reads ")
+        lines.append(f"| {each.name} | {fields} | {condition} | `{each.constant}` in `{each.file}` |")
     return "\n".join(lines)
 
 

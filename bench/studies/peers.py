@@ -199,7 +199,7 @@ def ask(port: int, model: str, messages: list[dict[str, str]], tokens: int, run:
 
 
 def run_load(port: int, model: str, split: str, at_once: int, requests: int, tokens: int) -> LoadRun:
-    """Send `requests` requests by `at_once` clients; for "turns", send one conversation for each `TURNS` requests."""
+    """Send `requests` requests from `at_once` clients. With split "turns", `TURNS` requests are one conversation."""
 
     def converse(number: int, run: LoadRun) -> None:
         messages = opening_messages(split, number)

@@ -104,7 +104,7 @@ def process_bytes() -> int:
 
 @dataclass
 class WorkingDay:
-    """The work done so far in a run of some hours, its faults, and samples of the memory."""
+    """The record of a run of some hours: the requests so far, their faults, and samples of the memory."""
 
     seconds: float
     start_time: float = field(default_factory=time.monotonic)
@@ -312,7 +312,7 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
 
 
 def _apply_pressure(day: WorkingDay, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
-    """Pass on memory pressure to engines: a Mac's when it changes, at times a simulated one. Return the Mac's level."""
+    """Tell engines of a Mac's memory pressure if it has changed, or of a simulated one. Return the Mac's level."""
     from cortexmlx.errors import EngineClosed
 
     level = last

@@ -136,7 +136,7 @@ def simultaneous_settings(rows: int) -> BatchSettings:
 
 
 def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
-    """Return the cases of `shape.rows`; or else prefill of long and short prompts, and decode with 1, 8 and 16 rows."""
+    """Return the cases of the suite "basic": one section for prefill, one for decoding."""
     return [
         CaseSection(lambda contest: prefill_cases(contest, shape)),
         CaseSection(lambda contest: decode_cases(contest, shape), token_target=False),
@@ -144,7 +144,7 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 
 
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return a case for each of `shape.rows` with a prompt; or else one per long prompt, and one of 16 short ones."""
+    """Return the prefill cases: the tests in `shape.rows`, if any, else each long prompt, and 16 short ones at once."""
     if shape.rows:
         tests = [test for test in shape.rows if test.prompt]
         return [(_cached_prefill_case if test.depth else _prefill_case)(contest, test) for test in tests]
@@ -165,7 +165,7 @@ def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
-    """Return a case that computes a prompt after `depth` cached tokens. The turn before has an answer of one token,
+    """Return a case that computes a prompt after `test.depth` cached tokens. The turn before has a one-token answer,
     because mlx-lm's cache continues after an answer.
 
     mlx-lm has computed that token ahead. cortexmlx computes it now, one token more than is counted.
@@ -188,7 +188,7 @@ def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def decode_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return the cases that time decoding at one context: with the rows that `shape` names, or else 1, 8 and 16."""
+    """Return the decoding cases: the tests in `shape.rows`, if any, else 1, 8 and 16 rows at one context length."""
     if shape.rows:
         rows = [test for test in shape.rows if test.generate]
         return [_decode_case(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]

@@ -80,7 +80,7 @@ def _ask_twice(engine: Engine, image: Any) -> dict[str, float]:
 
 
 def _longest_gaps(engine: Engine, prompts: PromptStream, image: Any) -> dict[str, float]:
-    """Return the longest times between two tokens of a text row: without an image, and while one is read."""
+    """Return the longest times between two tokens of a text request: without an image, and while one is read."""
     times: list[list[float]] = [[] for _ in range(ROWS)]
     decoding, ended = threading.Event(), threading.Event()
 

@@ -111,7 +111,7 @@ MODELS = (
 
 
 def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownModel, ...] = MODELS) -> Iterator[Record]:
-    """Measure every kernel in the sizes of each model, and yield the records. A kernel that fails has its error."""
+    """Measure every kernel in the sizes of each model, and yield records with times, or with a kernel's error."""
     for model in models:
         for kernel, records in (
             ("decode attention", _measure_decode_attention(model, attention)),
@@ -127,7 +127,7 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
 
 
 def _make_record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:
-    """Return the record of a call that must read or write `size` bytes. A time of None was not measured."""
+    """Return the record of a kernel that reads and writes `size` bytes. `ours`, `theirs`: seconds, None if unknown."""
     shares = [None if seconds is None else round(size / 1e9 / seconds / peak, 4) for seconds in (ours, theirs)]
     times = {"seconds": ours, "mlx_seconds": theirs, "bandwidth_share": shares[0], "mlx_bandwidth_share": shares[1]}
     return {**sizes, "bytes": size, "peak_gigabytes_per_second": peak, **times}
@@ -183,8 +183,8 @@ def _measure_decode_attention(model: KnownModel, attention: str) -> Iterator[Rec
 def _make_decode_calls(
     model: KnownModel, rows: int, tokens: int, block_size: int, attention: str
 ) -> tuple[Callable[[], mx.array], Callable[[], mx.array], int]:
-    """Return our paged attention and MLX's to the same queries, keys and values, `[rows, heads, 1, dim]`, and the bytes
-    of keys and values. Ours lie in blocks in random order, MLX's are contiguous.
+    """Return calls of our paged attention and of MLX's with the same queries, keys and values, `[rows, heads, 1, dim]`,
+    and the bytes of keys and values. Ours lie in blocks in random order, MLX's are contiguous.
     """
     random, dtype = np.random.default_rng(0), mx.float16 if mx.default_device() == mx.gpu else mx.float32
     blocks = rows * -(-tokens // block_size)

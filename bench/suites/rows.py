@@ -56,7 +56,7 @@ class SpeedTest:
 
     @property
     def tokens(self) -> int:
-        """Tokens that all rows of the test hold at the end."""
+        """How many tokens the rows have together at the end."""
         return self.batch * (self.depth + max(self.prompt + 2, self.generate + 1))
 
 

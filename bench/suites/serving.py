@@ -60,7 +60,7 @@ def shared_system_prompt(contest: Contest) -> ComparisonCase:
 
 
 def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> ComparisonCase:
-    """Return a case: the second question of a chat. The conversation before it need not be computed again."""
+    """Return a case: the second question of a chat, for which the first turn may be cached."""
 
     peer = f"mlx-lm {'with' if prompt_cache else 'without'} its prompt cache"
     name = f"second chat turn, {peer}"

@@ -130,7 +130,7 @@ class RecordFile:
 
     @property
     def _end_offset(self) -> int:
-        """The byte offset at which the last record ends."""
+        """The byte offset of the end of the last record."""
         return sum(self._records[-1][1:]) if self._records else 0
 
     def _index_records(self, keep: Callable[[Body], bool] | None) -> bool:
@@ -150,7 +150,7 @@ class RecordFile:
         return has_rejected
 
     def _rewrite(self, records: Sequence[tuple[str, int, int]]) -> None:
-        """Replace the file by one with these of its records, in this order. At any time, one of both files is whole."""
+        """Replace the file by one with these of its records, in this order. An interrupt leaves the old file."""
         new_records, offset = [], 0
         with self.path.open("rb") as old_file, write_atomically(self.path, temp_path=rewrite_path(self.path)) as file:
             for key, start, length in records:

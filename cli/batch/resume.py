@@ -70,12 +70,12 @@ class RunIdentity:
 
 
 def side_paths(output: Path) -> tuple[Path, Path]:
-    """Return the paths of OUT.run and of what replaces OUT in a rewrite: beside the target if OUT is a link."""
+    """Return the paths of OUT.run and of the copy that replaces OUT in a rewrite. Links are resolved."""
     return run_path(output), rewrite_path(Path(os.path.realpath(output)))
 
 
 def run_path(output: Path) -> Path:
-    """Return the path of OUT.run. If OUT is a link, it is next to the link's target, as the records are."""
+    """Return the path of OUT.run. If OUT is a link, it is beside the link's target."""
     target = Path(os.path.realpath(output))
     return target.with_name(target.name + ".run")
 
@@ -227,14 +227,14 @@ def _differing_settings(saved_settings: Mapping[str, Any], current_settings: Map
 
 
 def _stable_source(source: str) -> str:
-    """Return the input's name, the same in every run: a pipe like `<(...)`, whose number varies, counts as stdin."""
+    """Return the input's name, the same in every run: stdin for a pipe like `<(...)`, whose number varies."""
     path = Path(source)
     is_piped = descriptor_of(path) is not None and not path.is_file()
     return "-" if source == "-" or is_piped else str(path.resolve())
 
 
 def _key_summary(keys: Sequence[str]) -> str:
-    """Return the first key in words, and how many more there are."""
+    """Return, for an error, the first of these keys in words, and how many more there are."""
     first = shorten_start(keys[0], _LONGEST_NAME)
     return f"{first} and {len(keys) - 1} more" if len(keys) > 1 else first
 

@@ -113,7 +113,7 @@ SECTIONS_BY_OPTION: dict[str, set[BenchSection]] = {
 
 
 def choose_section(suite: Suite, against: bool, speculate: bool = False) -> BenchSection:
-    """Return the section of a suite, or of `speculate`. Raises typer.BadParameter if no section fits the options."""
+    """Return the section for these options. Raises typer.BadParameter if no section fits the options."""
     if speculate:
         if against or suite is not Suite.basic:
             conflicting_option = "--against" if against else f"--suite {suite.value}"
@@ -273,7 +273,7 @@ def _output_report(report: Report, output: OutputFormat) -> None:
 
 @contextmanager
 def _bench_model(argument: str | None, option: str | None) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the chosen model and notes on it: the given one, else the starter model, else one with random weights."""
+    """Yield a model's name and notes: the given model, else the starter model, else one with random weights."""
     name = options.model_name(argument, option)
     if argument or option:
         yield name, ()

@@ -85,7 +85,7 @@ def cache(
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether the folder holds a KV store. Looking into any other folder must leave nothing there."""
+    """Return whether the folder holds a KV store. Checked first, since opening a store would create one."""
     from cortexmlx.disk.index import INDEX_NAME
     from cortexmlx.disk.segments import SEGMENT_NAME
 

@@ -94,8 +94,7 @@ NO_KEYS: KeyActions = MappingProxyType({})
 
 
 class Typeahead:
-    """Reads the keys while an answer is written: texts are for the next prompt, and some keys, such as Ctrl-T, act at
-    once.
+    """Reads keys while an answer is written. Text waits for the next prompt; keys such as Ctrl-T act at once.
 
     The terminal neither shows typed text nor collects it into lines, and still marks pasted text. Ctrl-C remains a
     signal and discards nothing. A thread reads the keys: the kernel keeps 4 KiB of them, and a paste may be longer.
@@ -222,7 +221,7 @@ class PlainInput:
 
     @contextmanager
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
-        """Turn the terminal's echo off while an answer is written."""
+        """Hold typed text back for the next prompt in this context: turn the terminal's echo off."""
         if sys.stdin.isatty():
             terminal = sys.stdin.fileno()
             self._saved_modes, quiet = termios.tcgetattr(terminal), termios.tcgetattr(terminal)

@@ -43,12 +43,12 @@ def add_quotes(text: str) -> str:
 
 
 def _without_command(text: str) -> str:
-    """Return `text` without a leading /system."""
+    """Return `text` without a leading command /system."""
     return _SYSTEM.sub("", text.lstrip())
 
 
 class TypedQuotes:
-    """Tells typed quotes from those pasted, loaded by an editor or in a draft. Only typed ones begin or end a block."""
+    """Distinguishes typed quotes, which begin or end a block, from those that were pasted or came in a draft."""
 
     def __init__(self) -> None:
         self.begin("")

@@ -35,7 +35,7 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
 
 
 def loop_note(completion: Completion, params: SamplingParams) -> str:
-    """Return what to do about an answer that repeats itself; empty if it does not. An answer that its model ended is in
+    """Return advice on an answer that repeats itself; empty if it does not. An answer that its model ended is in
     no loop: rows of a table, lines of code and refrains come again, too.
     """
     penalty = max(1.1, round(params.repetition_penalty + 0.05, 2))

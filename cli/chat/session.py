@@ -34,7 +34,7 @@ NOT_BEGUN = "stopped before the first word"
 
 
 class TurnStopped(CortexError):
-    """The user stopped a turn before there was anything to keep."""
+    """Raised if the user stops a turn before any text of the answer."""
 
 
 class FigureDisplay(Enum):
@@ -67,7 +67,7 @@ Attachment = AttachedFile | AttachedImage
 
 @dataclass(frozen=True)
 class Question:
-    """A user message to be answered, and how."""
+    """A user message to be answered, with its files, its images and how many answers to write."""
 
     text: str
     replaces_last: bool = False
@@ -278,7 +278,7 @@ class ChatSession:
                 self.print_notes()
 
     def _replace_unseen_images(self) -> None:
-        """Put a line in the place of each image if the model sees none."""
+        """Replace each image by a line of text if the model does not see images."""
         messages = self.conversation.messages
         indices = [] if self.engine.sees_images else [n for n, each in enumerate(messages) if shows_images(each)]
         for index in indices:
@@ -318,13 +318,13 @@ class ChatSession:
 
     @property
     def no_model_advice(self) -> str:
-        """The message for a chat without an open engine: what to do, and where the chat is saved."""
+        """What to tell the user of a chat without an open engine: what to do, and where the chat is saved."""
         saved_path = self.saver.saved_path if self.saver is not None and self.conversation.messages else None
         save_advice = "/save FILE keeps the chat" if saved_path is None else f"the chat is saved in {saved_path}"
         return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {save_advice}"
 
     def print_notes(self) -> None:
-        """Print the notes on a conversation that was loaded or continues with another model."""
+        """Print the notes on a conversation, after it was loaded or has got another model."""
         for remark in conversation_notes(self.engine, self.conversation):
             self.note(remark)
 

@@ -42,7 +42,7 @@ class ArenaView:
         self.is_shown = not self.is_shown
 
     def watch(self, stop_event: threading.Event) -> None:
-        """Take pictures until `stop_event` or the engine's end. Needs its own thread: a picture waits for a step."""
+        """Take pictures until `stop_event` or the engine's end, each after a wait for a step: run it on a thread."""
         while not stop_event.is_set():
             try:
                 self.newest_map = self._ask()

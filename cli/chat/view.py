@@ -123,7 +123,7 @@ class MarkdownView:
         self._status.update(event)
 
     def _take_rows(self) -> tuple[list[Text], list[Text]]:
-        """Return the rows that became final, and those below: the unfinished part of the answer and the status."""
+        """Return the rows that have become final, and the rows to show below them: unfinished text and the status."""
         columns, rows = self._console.size
         state = (self._feed_count, columns, rows)
         lines: list[Text] = []

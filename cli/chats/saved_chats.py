@@ -71,9 +71,7 @@ def find_chat(name: str) -> Path:
 
 
 def find_in_history(name: str, *, by_words: bool = True) -> Path:
-    """Find a saved chat as `find_chat` does, but no file elsewhere. Raises InvalidRequest, with the names of all that
-    could be meant.
-    """
+    """Find a saved chat as `find_chat` does, but no file by path. Raises InvalidRequest, which names all candidates."""
     if len(paths := matching_chats(name, by_words=by_words)) == 1:
         return paths[0]
     names = ", ".join(to_single_line(path.stem) for path in paths[:_LISTED])

@@ -147,7 +147,7 @@ def make_report(checks: Sequence[DoctorCheck], sections: dict[str, Any]) -> dict
 
 
 def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return facts, or why they cannot be read."""
+    """Return the facts that `read` returns, or its error as their only entry."""
     try:
         return read()
     except Exception as error:  # mlx or mlx-lm is not installed, say: the checks tell more

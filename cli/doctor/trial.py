@@ -143,7 +143,7 @@ that the GPU's own way out of its sleep counts for little.
 
 
 def time_reads_after_idle(_: Engine) -> dict[str, Any]:
-    """Time reading an array at once and after pauses, in which macOS may unwire memory without a wired limit."""
+    """Time reads of an array: at once, and after pauses, in which macOS may unwire memory without a wired limit."""
     import mlx.core as mx
 
     array = mx.zeros(min(IDLE_BYTES, working_set_bytes() // 4) // 4)
@@ -158,7 +158,7 @@ def time_reads_after_idle(_: Engine) -> dict[str, Any]:
 
 
 def measure_kernels(engine: Engine) -> list[dict[str, Any]]:
-    """Measure our kernels and MLX's with layer sizes of known models: a record each, or none without a Metal GPU."""
+    """Measure our kernels and MLX's with layer sizes of known models. Return the records; none without a Metal GPU."""
     import mlx.core as mx
 
     from cortexmlx.attention.backends import auto_backend_name

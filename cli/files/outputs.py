@@ -113,8 +113,8 @@ def check_output(path: Path, option: str) -> None:
 
 
 def check_batch_output(path: Path, option: str, source: str, mode: ExistingFileMode) -> None:
-    """Check an output file of a batch of `source` before a model is loaded. A name of another format is refused, except
-    to resume what an earlier version may have begun. Raises InvalidRequest with the next step.
+    """Check an output file of a batch of `source` before a model is loaded. A name such as `.csv` is refused, except
+    to resume a run, which an earlier version may have begun. Raises InvalidRequest with the next step.
     """
     check_output(path, option)
     if path.exists():

@@ -121,7 +121,7 @@ def is_jsonl(source: str, input_format: InputFormat) -> bool | None:
 
 @contextmanager
 def open_ahead(source: str) -> Iterator[BinaryIO | None]:
-    """Open a regular file to read it before the command does. Yield None for a pipe, which can be read only once."""
+    """Open a regular file for a first reading before the run. Yield None for a pipe, which can be read only once."""
     path = Path(source)
     if source == STDIN or not path.is_file():
         yield None

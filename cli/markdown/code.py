@@ -51,7 +51,7 @@ class Highlighter:
 
 @lru_cache(maxsize=256)
 def token_style(kind: tuple[str, ...]) -> Style | str:
-    """Return the style of a kind of token, or of its nearest parent kind that has one."""
+    """Return the style of a kind of source code token, or of its nearest parent kind that has one."""
     for length in range(len(kind), 0, -1):
         if (style := SYNTAX.get(".".join(kind[:length]))) is not None:
             return style

@@ -248,11 +248,11 @@ class MarkdownStream:
                 lines, text = self._drop_printed_rows(self._table, block, lines, text)
             self.pending = self._pending_rows(block, lines, text, width)
         if block.kind == PARAGRAPH and len(text) > self._paragraph_limit:
-            self._open = self._open[self._find_forget_point(lines, text) :]
+            self._open = self._open[self._find_cut_length(lines, text) :]
 
-    def _find_forget_point(self, lines: Sequence[LogicalLine], text: str) -> int:
-        """Return how many of a long paragraph's first characters to forget. Then `_printed_place` counts from those
-        that stay.
+    def _find_cut_length(self, lines: Sequence[LogicalLine], text: str) -> int:
+        """Return how many characters to cut off the beginning of a long paragraph. `_printed_place` is then relative to
+        the rest.
 
         Only printed characters are forgotten, and only if the rest still has the same words. So the work for a word
         does not grow with the paragraph.
@@ -337,7 +337,7 @@ class MarkdownStream:
     def _try_escape(
         self, lines: list[LogicalLine], text: str, plain_lines: Sequence[str], escaped_text: str
     ) -> tuple[list[LogicalLine], str]:
-        """Return the lines and text of `escaped_text` if the words stay the same, else the given lines and text."""
+        """Return `escaped_text` and its lines if it renders the same words, else the given lines and text."""
         blocks = self._parse_blocks(escaped_text)
         if len(blocks) == 1 and _plain_lines(escaped_lines := render_block(blocks[0].tokens)) == plain_lines:
             return escaped_lines, escaped_text

@@ -36,15 +36,15 @@ _WAY_TEXTS = {
 }
 
 
-def plan_text(plan: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None) -> str:
+def plan_text(plan: MemoryPlan, runs: Sequence[RunFigures] = (), distributed: DistributedFigures | None = None) -> str:
     """Return the whole plan as text, at most 80 columns wide for ordinary models."""
     machine_lines = _machine_lines(plan.here, plan.model.context_length)
-    hosts = () if spread is None else _host_lines(spread, plan.here, plan.model.context_length)
+    hosts = () if distributed is None else _distributed_lines(distributed, plan.here, plan.model.context_length)
     return "\n".join([*_model_lines(plan.model), "", *machine_lines, *_run_lines(runs), *hosts])
 
 
 def _model_lines(model: ModelFigures) -> Iterator[str]:
-    """Yield the lines on the model itself."""
+    """Yield the plan's lines about the model by itself."""
     millions = model.parameters / 1e6
     size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
     name = f"{to_single_line(model.name)}: {to_single_line(model.architecture)}"
@@ -61,7 +61,7 @@ def _model_lines(model: ModelFigures) -> Iterator[str]:
 
 
 def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
-    """Yield the lines on the model on this machine: memory, KV bytes and the tokens that fit."""
+    """Yield the plan's lines about the model on one machine: memory, KV bytes and the tokens that fit."""
     memory_text = f"{format_bytes(figures.working_set_bytes)} of it for models"
     if figures.assumed:
         yield f"On a Mac with {format_bytes(figures.memory_bytes)}: {memory_text}, as macOS gives its GPU at least"
@@ -115,7 +115,7 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
 
 
 def _run_lines(runs: Sequence[RunFigures]) -> Iterator[str]:
-    """Yield the lines on the peak memory of each run."""
+    """Yield the plan's lines about the peak memory of each run."""
     for run in runs:
         yield ""
         yield f"{run.rows:,} x {run.tokens:,} tokens at once, with all of the cache in use"
@@ -134,21 +134,21 @@ def _run_lines(runs: Sequence[RunFigures]) -> Iterator[str]:
         yield figure_line("peak", format_bytes(run.peak_bytes), "of MLX's memory at most, but for 2 % plus 8 MiB")
 
 
-def _host_lines(spread: DistributedFigures, figures: MachineFigures, context: int) -> Iterator[str]:
-    """Yield the lines on each of several machines."""
+def _distributed_lines(distributed: DistributedFigures, figures: MachineFigures, context: int) -> Iterator[str]:
+    """Yield the plan's lines about a model that is cut for several machines: a table with a row for each rank."""
     yield ""
-    if spread.refusal is not None:
-        yield from textwrap.wrap(to_single_line(spread.refusal), WIDTH)
+    if distributed.refusal is not None:
+        yield from textwrap.wrap(to_single_line(distributed.refusal), WIDTH)
         return
     like = "of that size" if figures.assumed else "like this one"
-    yield f"On {spread.hosts} machines {like}: {_WAY_TEXTS[str(spread.way)]}"
+    yield f"On {distributed.hosts} machines {like}: {_WAY_TEXTS[str(distributed.way)]}"
     yield f"{'rank':>6}  {'layers':>6}  {'weights':>10}  {'KV per token':>12}  {'left for KV':>11}  one sequence"
-    for host in spread.ranks:
+    for host in distributed.ranks:
         sizes = [format_bytes(n) for n in (host.weight_bytes, host.kv_bytes_per_token, host.free_bytes)]
         fits = f"{host.fits:,} tokens" if host.fits is not None and host.fits < context else "the whole context"
         fits = fits if host.free_bytes else "does not fit"
         yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fits}"
-    *first, last = map(str, spread.would_do)
+    *first, last = map(str, distributed.would_do)
     numbers = f"{', '.join(first)} or {last}" if first else last
     yield from _indented_lines(
         f"It can be cut for {numbers} machines. Several processes on one machine share its memory."
@@ -348,16 +348,16 @@ def plan(
         draft=drafting,
         sees=hosts is None,
     )
-    spread = None
+    distributed = None
     if host_count is not None:
         kv = (config.kv_bits, config.kv_group_size)
-        spread = plan_hosts(source.name, skeleton, machine, figures.here, load, host_count, kv)
+        distributed = plan_hosts(source.name, skeleton, machine, figures.here, load, host_count, kv)
     with_runs = hosts is None and drafting is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if with_runs else ()
     if as_json:
-        console.print_result(json.dumps(plan_json(figures, runs, spread)))
+        console.print_result(json.dumps(plan_json(figures, runs, distributed)))
         return
-    console.print_result(plan_text(figures, runs, spread))
+    console.print_result(plan_text(figures, runs, distributed))
     if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
         console.print_result("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
@@ -376,12 +376,12 @@ def print_shape_plan(group: LayerGroup, lengths: tuple[int, ...], itemsize: int,
 
 
 def plan_json(
-    figures: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None
+    figures: MemoryPlan, runs: Sequence[RunFigures] = (), distributed: DistributedFigures | None = None
 ) -> dict[str, Any]:
     """Return the plan for `--json`. Layers that keep the same numbers share one entry of `shapes`."""
     data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
-    if spread is not None:
-        data["hosts"] = asdict(spread)
+    if distributed is not None:
+        data["hosts"] = asdict(distributed)
     groups = data["model"].pop("groups")
     data["model"]["shapes"] = [
         {

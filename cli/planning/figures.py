@@ -220,7 +220,7 @@ def _draft_memory(
 
 
 def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, form: str) -> SightBytes | None:
-    """Return what the model takes to see images; None if it does not see, or if its files are not here."""
+    """Return the memory for images; None if the model does not see images, or if its files are not here."""
     import mlx.core as mx
 
     from cortexmlx.execution.sight_memory import predict_model_sight_bytes

@@ -107,7 +107,7 @@ def _copy_modules(model: Any) -> Any:
 
 
 def _cut_tensors(model: Any, hosts: int) -> Any:
-    """Cut every layer, and return one host's part of the model. Only the shapes of what the part returns are right."""
+    """Shard the tensors of every layer, and return one host's part. Its outputs have the right shapes only."""
     import mlx.core as mx
 
     from cortexmlx.models.sharding import StandInGroup

@@ -232,8 +232,8 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize the model as mlx-lm does on loading: each layer as the configuration sets it, others if they can be. If
-    another program packed the model and mlx-lm keeps that, all matrices are packed but embeddings and left out layers.
+    """Quantize the model as mlx-lm does on loading: each layer as the configuration sets it, and every other layer that
+    can be. If another program packed the model and mlx-lm keeps that, embeddings and left out layers stay unpacked.
     """
     import mlx.nn as nn
 
@@ -271,14 +271,14 @@ _KEPT_PACKINGS: dict[str, dict[str, Any]] = {
 
 
 def _left_out_layers(settings: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return a pattern of the layers that the program that packed a model left as they were, by its `settings`."""
+    """Return a pattern for the layers that are not quantized, by the `settings` of the program that packed a model."""
     names = [str(name) for key in ("modules_to_not_convert", "ignore") for name in settings.get(key) or ()]
     patterns = (n[3:] if n.startswith("re:") else re.escape(n).replace(r"\*", ".*") for n in names)
     return re.compile("|".join(("lm_head", *patterns)))
 
 
 def probe_caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Run one token. Return the width of its logits, and the layer groups of what it leaves in mlx-lm's caches."""
+    """Run one token. Return the size of its logits, and the layer groups of what is then in mlx-lm's caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 

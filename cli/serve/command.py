@@ -346,7 +346,7 @@ class ServedNames:
         raise InvalidRequest(f"{option}: {model!r} is not among the models: {', '.join(map(repr, self.models))}")
 
     def group_adapters(self, adapters: Mapping[str, str | Path] | None) -> dict[str, dict[str, str | Path]]:
-        """Return the adapters of each model. Beside several models a name is MODEL:NAME. Raises InvalidRequest."""
+        """Return the adapters of each model. With several models, names are MODEL:NAME. Raises InvalidRequest."""
         adapters_by_model: dict[str, dict[str, str | Path]] = {}
         for name, folder in (adapters or {}).items():
             model, colon, adapter = name.rpartition(":")

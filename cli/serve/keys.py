@@ -27,7 +27,7 @@ RUNNING_URL = "http://127.0.0.1:8000"
 
 
 def server_url(text: str) -> str:
-    """Return a server's URL, without the /v1 that OpenAI's clients add to it. Without a scheme, it is asked by HTTP."""
+    """Return a server's URL, without the /v1 that OpenAI's clients add to it. A URL without a scheme gets http://."""
     url = text.rstrip("/").removesuffix("/v1")
     return url if "://" in url else f"http://{url}"
 

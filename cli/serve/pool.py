@@ -69,7 +69,7 @@ def plan_memory(
 
 
 def _plan_together(models: Mapping[str, ModelPlanner], budget: int) -> dict[str, PlannedModel]:
-    """Return plans in which all models fit at once; empty if they do not, or with too little for a text."""
+    """Return plans in which all models fit at once; empty if they do not fit, or if one could not hold a text."""
     remaining = budget - sum(model.fixed for model in models.values())
     if remaining <= 0:
         return {}
@@ -129,7 +129,7 @@ class ModelPlanner:
         return self.fixed + min(tokens, self._skeleton.context_length) * per_token
 
     def default_kv(self, budget: int) -> int:
-        """Return the bytes of keys and values that the model takes if it is alone."""
+        """Return the bytes of keys and values that the model gets if it has the whole `budget`."""
         figures = self._figures(budget, None)
         return self.config.kv_bytes or figures.arena_bytes + figures.draft_kv_bytes + figures.snapshot_bytes
 

@@ -79,7 +79,7 @@ def _write_safely(stream: TextIO, text: str, *, flush: bool) -> None:
 
 
 def write_control(stream: TextIO, sequence: str) -> None:
-    """Write a terminal control sequence past the filter. Only for those that this program makes itself."""
+    """Write a control sequence that this program made itself to a terminal, past the filter."""
     unfiltered(stream).write(sequence)
 
 
@@ -98,7 +98,7 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
 
 
 def print_indented(console: Console, text: str) -> None:
-    """Print a remark after what was typed, with all lines indented by two columns."""
+    """Print a remark below a typed line, with all lines indented by two columns."""
     print_rows(console, [("", text)], 2)
 
 
@@ -137,18 +137,18 @@ def wrap_for_terminal(text: str, stream: TextIO) -> str:
 
 
 class _StderrFile(io.FileIO):
-    """The file of stderr. What cannot be written is dropped: no message is worth an answer, nor a server."""
+    """The file of stderr. Output that cannot be written is dropped, since that must not end an answer or a server."""
 
     def write(self, data: Any) -> int:
-        """Write bytes; return how many are done with."""
+        """Write bytes; return how many were written or dropped."""
         with suppress(OSError):
             return super().write(data) or len(data)
         return len(data)
 
 
 def harden_streams() -> None:
-    """Have characters that the terminal's encoding lacks printed as `?` instead of ending the program, as does nothing
-    that stderr cannot take. Streams that were closed at the start read as empty, and accept what is written.
+    """Print `?` for characters that the terminal's encoding lacks, and drop what cannot be written to stderr, instead
+    of raising. Standard streams that were closed at the start are replaced by /dev/null.
     """
     if type(sys.stderr) is io.TextIOWrapper:
         binary_stderr = io.BufferedWriter(_StderrFile(sys.stderr.fileno(), "w", closefd=False))

@@ -67,7 +67,7 @@ class LiveDrawing:
         self._ticker.join()
 
     def request_redraw(self) -> None:
-        """Redraw the region now; if it was drawn just now, leave it to the next tick of the thread."""
+        """Redraw the region now. If it was drawn just before, the thread redraws it at its next tick."""
         with self.lock:
             start_time = time.monotonic()
             if start_time >= self._next_redraw_time:
@@ -83,6 +83,6 @@ class LiveDrawing:
             self.request_redraw()
 
     def _print_above(self, lines: list[Text]) -> None:
-        """Print lines of other writers above the region."""
+        """Print lines that other code wrote to stderr above the region."""
         with self.lock:
             self.region.show(lines, self._rows_below())

@@ -40,7 +40,7 @@ _LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
 
 
 def strip_controls(text: str) -> str:
-    """Return `text`, the characters that control a terminal or hide text made visible or removed."""
+    """Return `text` with characters that control a terminal or hide text made visible or removed."""
     return text.translate(TABLE)
 
 
@@ -91,7 +91,7 @@ class ControlFilter(io.TextIOBase):
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """Return the stream below a filter: it accepts control sequences, and is for text of this program only."""
+    """Return the stream below a filter, which lets control sequences through. Write only this program's text to it."""
     return stream.raw_stream if isinstance(stream, ControlFilter) else stream
 
 

@@ -56,7 +56,7 @@ class LiveRegion:
         self._last_frame = frame
 
     def _draw_rows(self, rows: Sequence[Text], width: int) -> str:
-        """Return the control sequences and text that draw the rows and put the cursor before them."""
+        """Return the control sequences and text that draw the rows and put the cursor back to their beginning."""
         drawn_rows = []
         for number, row in enumerate(rows):
             last, row = number == len(rows) - 1, row.copy()

@@ -124,7 +124,7 @@ class InterruptHandler:
         self._stop()
 
     def exit_on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal that ends the program."""
+        """Handle a terminating signal: clean up, and end the program."""
         self._clean_up_and_exit(128 + number)
 
     def _clean_up_and_exit(self, code: int) -> NoReturn:

@@ -85,7 +85,7 @@ def to_json(record: Any) -> str:
 
 
 def _without_infinity(value: Any) -> Any:
-    """Return a JSON value with None for infinite and NaN numbers."""
+    """Return a JSON value with infinite and NaN numbers replaced by None."""
     if isinstance(value, dict):
         return {key: _without_infinity(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

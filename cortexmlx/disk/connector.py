@@ -67,7 +67,7 @@ class StoreConnector:
         on_load_read: OnLoadRead,
         setup: StoreSetup | None = None,
     ) -> None:
-        """`setup` knows the model's fingerprint, once there is an identity."""
+        """`setup` has the model's fingerprint as soon as there is an identity."""
         self._setup = setup
         self._store = store
         self._identity = identity
@@ -234,7 +234,7 @@ class StoreConnector:
         )
 
     def store_again(self, keys: Sequence[Key], missing: Collection[Key]) -> None:
-        """Queue entries again whose pieces are `missing` on disk, because a full store has removed them."""
+        """Queue entries to be stored again, because a full store has removed their pieces with the keys `missing`."""
         tier = self._tier
         for key in keys if tier is not None else ():
             entry = self._cache.prefix.get(key)

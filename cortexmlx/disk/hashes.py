@@ -65,8 +65,7 @@ def _stamp_of_open_file(path: str, descriptor: int) -> FileStamp:
 
 
 class FileHash:
-    """The SHA-256 of several files, in order. Threads of low priority start at once to hash the files without a kept
-    hash.
+    """The SHA-256 of several files, in order. Threads of low priority hash the files that have no cached hash.
 
     `get_cache` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
 
@@ -91,7 +90,7 @@ class FileHash:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `digest` would not have to wait for a thread."""
+        """Whether `digest` would return at once, without waiting for a thread."""
         return self._hash.is_ready
 
     @property
@@ -199,7 +198,7 @@ class HashCache:
         self._secret = secret
 
     def find(self, stamps: Iterable[Stamped]) -> dict[Stamped, bytes]:
-        """Return the cached hashes of those stamps that have one."""
+        """Return the cached hash of each stamp that has one."""
         lines = self._read_hashes()
         names = {stamp: self._keyed_hash(b"stamp", bytes(stamp)) for stamp in stamps}
         return {stamp: lines[name] for stamp, name in names.items() if name in lines}
@@ -317,7 +316,7 @@ class PieceHash:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `digests` would not have to wait for a thread."""
+        """Whether `digests` would return at once, without waiting for a thread."""
         return not self._threads or self._is_done
 
     @property

@@ -28,8 +28,8 @@ class DiskLoads:
         return any(other is load and other.pieces is None for other in self._loads.values())
 
     def load_for(self, job: Job, match: PrefixMatch | None, seconds_per_token: float | None) -> DiskLoad | None:
-        """Return the disk load that a job waits for or begins with, its own or another job's; None if it begins
-        without one.
+        """Return the disk load that a job has to wait for, or can begin with; another job may have started it. Return
+        None if the job begins without a load.
 
         If the load's `pieces` are None, it is still being read, and the job should wait for it. A job whose prompt is
         scored computes all of it.

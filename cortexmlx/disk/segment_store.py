@@ -121,7 +121,7 @@ class SegmentStore:
             raise OSError(f"it has no index: {error}") from error
 
     def _write_segment(self, model: str, records: Sequence[Record]) -> int:
-        """As `write`, but raise sqlite3.Error for problems of the index."""
+        """Do what `write` does, but raise sqlite3.Error for problems of the index."""
         self._ensure_index()
         model = printable_name(model)
         stored_locations = self._find_or_rebuild([record.key for record in records])
@@ -301,7 +301,7 @@ class SegmentStore:
             return self._index is not None
 
     def _open_or_rebuild(self) -> SegmentIndex:
-        """Return the opened index, in agreement with the folder. A damaged one is deleted and made anew."""
+        """Open the index, sync it with the folder's files, and return it. A damaged one is deleted and rebuilt."""
         try:
             index = SegmentIndex(self.path)
             self._sync_with_folder(index)

@@ -97,7 +97,7 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
 
 
 def parse_header(file: IO[bytes], name: str, total: int) -> tuple[str, list[RecordLocation]]:
-    """As `read_header`, of an open segment of `total` bytes."""
+    """Do what `read_header` does, for an open segment of `total` bytes."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= total - 8:
         raise ValueError(f"{name} has no header")
@@ -257,7 +257,7 @@ def compute_proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]
 
 
 def check_record(secret: bytes, location: RecordLocation, data: bytes) -> Record:
-    """Return a record from its bytes. Raises ValueError unless they are what was written."""
+    """Return the record in bytes that were read. Raises ValueError unless its proof shows that they are unchanged."""
     if compute_proof(secret, location.key, location.layout, (data,)) != location.proof:
         raise ValueError("a segment is not what was written")
     return decode_record(location.key, location.layout, data)

@@ -152,8 +152,8 @@ _MIN_MEASURED = 1 << 20
 
 
 class RecordWriter:
-    """A thread that opens the store, for which the reader waits, and writes records, several in one segment. After it
-    has refused some, it calls `on_room` from this thread when it accepts records again.
+    """A thread that opens the store and writes records, several in one segment. The reader waits for the opening. After
+    records were refused, `on_room` is called from this thread when it accepts records again.
 
     `stored_records` records with `stored_bytes` bytes have been written. `dropped_records` records never will be.
     """
@@ -174,7 +174,7 @@ class RecordWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether a record would be accepted now. If not, `on_room` is called later, when one would."""
+        """Whether a record would be accepted now. If not, `on_room` is called as soon as one would be."""
         with self._condition:
             self._has_refused = self._queued_bytes >= MAX_WAITING and not self._stopping
             return not self._has_refused
@@ -333,7 +333,7 @@ class RecordReader:
 
     @property
     def is_opening_late(self) -> bool:
-        """Whether a request was given up before the store was open, and it still is not."""
+        """Whether a request timed out before the store was open, and the store is still not open."""
         return self._has_missed_opening and not self._segments.is_open
 
     def _watch_timeouts(self) -> None:

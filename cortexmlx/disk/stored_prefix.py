@@ -35,7 +35,7 @@ _MAX_SEGMENT = 1 << 30  # it is read whole: ours have `SEGMENT_BYTES` and one mo
 
 @dataclass(frozen=True)
 class StoredPrefix:
-    """A beginning of prompts whose keys and values are stored, and what they depend on."""
+    """A named prefix of prompts whose keys and values are on disk, and what these depend on."""
 
     name: str
     model: str
@@ -96,7 +96,7 @@ class StoredPrefix:
 
 
 def save_prefix(folder: Path, prefix: StoredPrefix) -> None:
-    """Save what a prefix is, without its keys and values, in a store's folder under its name. Raises OSError."""
+    """Save a prefix's description, without its keys and values, in a store's folder. Raises OSError."""
     with write_atomically(_prefix_path(folder, prefix.name), private=True) as file:
         file.write(_to_json(prefix))
 
@@ -113,13 +113,13 @@ def find_prefix(folder: Path, name: str) -> StoredPrefix:
 
 
 def remove_prefix(folder: Path, name: str) -> None:
-    """Forget a name. Its keys and values stay as any other text's. Raises what `find_prefix` raises, and OSError."""
+    """Remove a prefix's name. Its keys and values stay until evicted. Raises what `find_prefix` raises, and OSError."""
     find_prefix(folder, name)
     _prefix_path(folder, name).unlink(missing_ok=True)
 
 
 def list_prefixes(folder: Path) -> list[StoredPrefix]:
-    """Return the named prefixes of a folder, sorted by name."""
+    """Return the prefixes that are saved in a folder, sorted by name."""
     prefixes = []
     for path in folder.glob("*.prefix"):
         with contextlib.suppress(OSError, PrefixRefused):
@@ -223,7 +223,7 @@ def _read_segments(archive: zipfile.ZipFile, block_size: int) -> Iterator[Sequen
 
 @contextlib.contextmanager
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Yield a file's archive. All that is wrong with it raises PrefixRefused."""
+    """Open an exported prefix as a ZIP archive in this context. Raises PrefixRefused for anything wrong with it."""
     try:
         with zipfile.ZipFile(path) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):

@@ -96,7 +96,7 @@ class DiskLoad:
         return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.all_groups}
 
     def reusable_blocks(self, available: Collection[Key]) -> int:
-        """Return how many blocks of the text need not be computed, given pieces `available` and what is in memory."""
+        """Return how many blocks of the text need not be computed if the pieces `available` are read from disk."""
         last = self.first_block + len(self.keys)
         chain = next(
             (
@@ -127,12 +127,12 @@ class DiskLoad:
 
     @property
     def compute_seconds(self) -> float:
-        """The time in seconds to compute all requested tokens instead."""
+        """The seconds that computing all requested tokens would take, instead of reading them."""
         return self._compute_time(self.first_block + len(self.keys))
 
     @cached_property
     def blocks_after_load(self) -> int:
-        """The number of the text's first blocks that need not be computed: in memory, or whose pieces were read."""
+        """How many of the text's first blocks need not be computed: they are in memory, or their pieces were read."""
         assert self.pieces is not None
         return self.reusable_blocks(self.pieces)
 
@@ -234,7 +234,7 @@ class DiskTier:
                 self._count_dropped(self._pop_oldest())
 
     def remove_queued(self, entries: Iterable[PrefixEntry]) -> None:
-        """Remove entries from the queue: the sequence that cached them continues with another text."""
+        """Remove entries from the queue, since the sequence that cached them continues with another text."""
         for entry in entries:
             self._queued_entries.pop(entry, None)
 
@@ -285,7 +285,7 @@ class DiskTier:
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
         """Plan to read what follows a text's first `blocks` blocks (`matched_tokens` tokens), which are in memory.
-        Return None if the disk surely has no further whole block of it.
+        Return None if the disk certainly has no further full block.
 
         Tokens after the first `max_tokens` tokens are computed in any case, and so are those after `MAX_READ` bytes.
         """

@@ -23,7 +23,7 @@ class Channel(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the newest heartbeat of the other side came."""
+        """Seconds since the other side's newest heartbeat arrived."""
 
     def send(self, message: Message) -> None:
         """Send a message. Returns when the system has taken it. Raises HostLost."""

@@ -102,7 +102,7 @@ class HostGroup:
             raise
 
     def reopen(self) -> None:
-        """End and restart all workers in up to three attempts. Raises HostLost, and at once what else `open` raises."""
+        """End and restart all workers in up to three attempts. Raises the last HostLost; other errors at once."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self.open()
@@ -120,7 +120,7 @@ class HostGroup:
         return runner
 
     def stats(self) -> tuple[HostStats, ...]:
-        """Return what each worker holds, as of its newest answer; nothing while there are no workers."""
+        """Return each worker's statistics, as of its newest answer; an empty tuple while there are no workers."""
         rank_memory = [state.bytes for state in self._opened_runner.ranks]
         if len(rank_memory) < len(self.names):
             return ()
@@ -142,11 +142,11 @@ class HostGroup:
     # -- `AttentionInUse` ---------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return what computes attention in the workers, in one line."""
+        """Return a line that says what computes attention in the workers."""
         return f"{', '.join(dict.fromkeys(info.backend for info in self.infos))} in {len(self.infos)} workers"
 
     def notes(self) -> tuple[str, ...]:
-        """Return no notes: those on attention are in the workers' own logs."""
+        """Return an empty tuple: notes on attention are in the workers' own logs."""
         return ()
 
     def reconsider(self) -> None:

@@ -134,7 +134,7 @@ class HostedModel:
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
-        """What each worker holds."""
+        """The statistics of each worker."""
         return self._group.stats()
 
     @property
@@ -163,7 +163,7 @@ class HostedModel:
         return Scheduler(cache, replace(settings, long_tail_rows=self._long_tail_rows))
 
     def start_store(self) -> None:
-        """Do nothing: there is no store."""
+        """Do nothing: a model of workers has no KV store on disk."""
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
         """Return None: the workers have no draft head."""

@@ -72,7 +72,7 @@ class RankOptions:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The answer to `Open`: what a worker tells about its part of a model."""
+    """The answer to `Open`: what a rank reports about its part of a model."""
 
     groups: tuple[LayerGroup, ...]
     """What its layers keep. `layers` index the caches of the part, and `spec` counts its own heads."""
@@ -153,7 +153,7 @@ class Trim(_Message, frozen=True):
 
 
 class TellCommandBuffers(_Message, frozen=True):
-    """Call: read `Runner.command_buffers`."""
+    """Call: answer with `Runner.command_buffers`."""
 
 
 class SentRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -577,7 +577,7 @@ class PlanDigest:
         self._groups: tuple[GroupStep, ...] | None = None
 
     def add_message(self, message: bytes) -> None:
-        """Add the message that brings a plan."""
+        """Add an encoded message, which carries a plan, to the hash."""
         self._hash.update(message)
 
     def add_step(self, plan: StepPlan, blocks: GroupCounts) -> bytes | None:

@@ -90,7 +90,7 @@ class OverdueCall:
 
     @property
     def culprit(self) -> int | None:
-        """The rank that hangs, judged by processor time if several have not answered; None if it cannot be told."""
+        """The rank that hangs; None if unknown. If several have not answered, processor times tell which it is."""
         if len(self.ranks) == 1:
             return self.ranks[0]
         known_usage = sorted(
@@ -222,7 +222,7 @@ class HangDetector:
         return _SMALL
 
     def _note_plan(self, plan: StepPlan) -> None:
-        """Note the work and the arena size of the newest plan."""
+        """Note how much the newest plan computes (`step_work`), and its arena size."""
         self._step, self._blocks = step_work(plan).bit_length(), plan.blocks
 
     def _time_limit(self, rank: _PendingCalls) -> float:

@@ -52,7 +52,7 @@ OpenRank = Callable[[RankOptions], "OpenedRank"]
 
 
 def serve(channel: Channel, open_rank: OpenRank) -> None:
-    """Carry out the controller's calls until it call to close. Raises HostLost if the controller is lost, or sends
+    """Carry out the controller's calls until it sends `Close`. Raises HostLost if the controller is lost, or sends
     what cannot be read.
 
     A call that raises is answered by its error, as is every later call but `Close`: other ranks may be in a collective
@@ -120,7 +120,7 @@ class _CallHandler:
 
     @property
     def _runner(self) -> ModelRunner:
-        """The runner. Raises HostLost before it was made."""
+        """The runner. Raises HostLost if it is not made yet."""
         if self._made_runner is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made_runner

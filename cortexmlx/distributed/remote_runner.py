@@ -115,7 +115,7 @@ class RemoteRunner:
 
     @property
     def bytes(self) -> MemoryInUse:
-        """The memory of all ranks in sum, as of their newest answers."""
+        """The sum of all ranks' memory, as of their newest answers."""
         rank_memory = [state.bytes for state in self.ranks]
         writes = [each.writes for each in rank_memory]
         return MemoryInUse(
@@ -143,7 +143,7 @@ class RemoteRunner:
         return self._command_buffers[1]
 
     def begin(self, blocks: GroupCounts) -> Refusal | None:
-        """As `Runner.begin`, on all ranks. If one rank is refused memory, no rank has an arena."""
+        """Do what `Runner.begin` says, on all ranks. If one rank is refused memory, no rank has an arena."""
         self._digest = PlanDigest(self._compare_every)
         refusal = _worst_refusal(self._ask_all(Begin(blocks)))
         if refusal is not None:
@@ -280,8 +280,8 @@ def _check_answer_types(answers: Sequence[Value], kind: type[T]) -> list[T]:
 
 
 def _worst_refusal(answers: Sequence[Value]) -> Refusal | None:
-    """Return one rank's refusal, preferably one that may have left an arena half written; None if no rank refused.
-    A refusal may say that the arena is unchanged only if it is so on all ranks.
+    """Return one of the refusals in `answers`, preferably one that may have left an arena half written; None if there
+    is none. A refusal may say that the arena is unchanged only if it is so on all ranks.
     """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.is_resize, default=None)
@@ -356,7 +356,7 @@ class RankChannels:
         return self._failure is not None or self._is_sending
 
     def send(self, call_or_calls: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
-        """Send all ranks one call, or each its own or none. Return its number and the last message. Raises HostLost."""
+        """Send all ranks one call, or each its own or none. Return its number and last message. Raises HostLost."""
         self._raise_if_ended()
         self._number += 1
         calls = call_or_calls if isinstance(call_or_calls, Sequence) else [call_or_calls] * len(self.channels)
@@ -396,7 +396,7 @@ class RankChannels:
         return [values[rank] for rank in ranks]
 
     def expect_digest(self, number: int, step: int, digest: bytes) -> None:
-        """Require that every rank answers a call with this digest, that of the step `step`."""
+        """Require that every rank answers call `number` with this digest of the plans up to step `step`."""
         self._digests[number] = _ExpectedDigest(step, digest, len(self.channels))
 
     def close(self) -> None:

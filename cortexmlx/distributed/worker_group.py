@@ -33,7 +33,7 @@ _SHOWN_LINES = 3
 
 
 class WorkerGroup:
-    """The workers of one engine, and a channel to each. The loss of one ends all links; `reopen` starts all again."""
+    """The workers of one engine, and a channel to each. If one is lost, all links end; `reopen` starts all again."""
 
     def __init__(
         self,
@@ -177,34 +177,34 @@ class WorkerChannel:
 
     @property
     def processor_seconds(self) -> float | None:
-        """As `Channel.processor_seconds`."""
+        """See `Channel.processor_seconds`."""
         return self._link.processor_seconds
 
     @property
     def silent_seconds(self) -> float:
-        """As `Channel.silent_seconds`."""
+        """See `Channel.silent_seconds`."""
         return self._link.silent_seconds
 
     def send(self, message: Message) -> None:
-        """As `Channel.send`."""
+        """Do what `Channel.send` says. A HostLost also says how the worker ended."""
         try:
             self._link.send(message)
         except HostLost as lost:
             raise self._explain(lost) from lost
 
     def receive(self, timeout: float | None = None) -> bytes:
-        """As `Channel.receive`."""
+        """Do what `Channel.receive` says. A HostLost also says how the worker ended."""
         try:
             return self._link.receive(timeout)
         except HostLost as lost:
             raise self._explain(lost) from lost
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
-        """As `WorkerLink.when_lost`."""
+        """Do what `WorkerLink.when_lost` says."""
         self._link.when_lost(lambda lost: action(self._explain(lost)))
 
     def close(self) -> None:
-        """As `Channel.close`."""
+        """Do what `Channel.close` says."""
         self._link.close()
 
     def _explain(self, error: HostLost) -> HostLost:
@@ -240,7 +240,7 @@ def explain_loss(
 
 
 def _external_cause(processes: WorkerProcesses, num_ranks: int, ended_by_worker: Callable[[int], bool]) -> str | None:
-    """Return why workers ended of which none failed, or None. `ended_by_worker` tells who ended a rank's link."""
+    """Return why workers ended although none failed; None if unknown. `ended_by_worker`: if a rank ended its link."""
     if processes.launcher_signal is not None:
         return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
     if processes.launcher_failure is not None:

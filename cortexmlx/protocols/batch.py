@@ -93,7 +93,7 @@ class InvalidLine:
 
 
 def request_key(identity: LineId | None, line: int) -> str:
-    """Return the key that links a request with its record when a batch is resumed: its id, or its line number."""
+    """Return the key by which a resumed batch finds a request's output record: its id, or else its line number."""
     return f"line {line}" if identity is None else json.dumps(identity)
 
 

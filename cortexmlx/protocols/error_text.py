@@ -35,7 +35,7 @@ _COMMAND_OPTIONS = re.compile(r" \((?:\w+=, )?--[a-z-]+\)|, --[a-z-]+(?=\))")
 
 
 def error_text(error: CortexError, *, options: bool = False) -> str:
-    """Return an error's text for a client. Command-line options are left out unless `options`: a client has none."""
+    """Return an error's text for a client. Advice on command-line options is left out unless `options`."""
     text = _cut_huge_text(str(error))
     text = text if options else _COMMAND_OPTIONS.sub("", text)
     from_client = isinstance(error, InvalidRequest)
@@ -51,7 +51,7 @@ def error_field(error: CortexError) -> str | None:
 
 
 def shorten_message(text: str) -> str:
-    """Shorten the quotes in a message, and then cut its middle out if it is still too long."""
+    """Shorten the quoted texts in a message, and then cut its middle out if it is still too long."""
     remaining = _MAX_QUOTED
 
     def shorten_quote(quoted_text: str) -> str:

@@ -48,7 +48,7 @@ class BodyFields:
     unserved: Mapping[str, UnservedField]
 
     def exclude(self, unserved: Mapping[str, UnservedField]) -> BodyFields:
-        """Return a copy in which these fields are unserved."""
+        """Return a copy in which these fields are refused, too."""
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
     def validate(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class BodyFields:
         return fields
 
     def reject_unknown(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those fields from `reject_unserved` that have an effect. Raises InvalidRequest for unknown fields."""
+        """Return the fields that have an effect, from `reject_unserved`'s result. Raises InvalidRequest for unknown."""
         ignored_names = fields.keys() & IGNORED - self.served - self.no_effect
         for name in sorted(ignored_names):
             warn_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")

@@ -65,7 +65,7 @@ def sanitize_json(value: Any, depth: int = 0) -> Any:
 
 
 def sanitize_tool(value: Any) -> Any:
-    """Return a tool with sanitized descriptions and examples at any depth. Bad names and rules are refused later."""
+    """Return a tool with sanitized descriptions and examples at any depth. Names and schemas are checked later."""
     if isinstance(value, list):
         return [sanitize_tool(each) for each in value]
     if not isinstance(value, Mapping):
@@ -259,7 +259,7 @@ def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: li
 
 
 def orphan_result_message(result: Content) -> dict[str, Any]:
-    """Return, as a user's message, a tool result whose call is not in the conversation."""
+    """Return a user's message with the result of a tool call that is not in the conversation."""
     add_note("results", "results of calls that are not in the conversation are read as messages of the user")
     heading = "[The result of an earlier call:]\n"
     content = heading + result if isinstance(result, str) else [{"type": "text", "text": heading}, *result]

@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestDefaults:
-    """The values for what a body does not set, and what it may refer to: adapters and earlier responses."""
+    """Default values of fields that a body leaves out, and what a body may refer to: adapters, earlier responses."""
 
     params: SamplingParams
     """The sampling parameters."""

@@ -86,7 +86,7 @@ def reply_without_items(reranking: Reranking, model: str, id: str) -> Body:
 
 
 def _result_item(request: RerankRequest, index: int, score: float) -> Body:
-    """Return the item of one document: its index and score, and its text if asked for."""
+    """Return a reply's item for one document: its index and score, and its text if asked for."""
     document = {"document": {"text": request.documents[index]}} if request.return_documents else {}
     return {"index": index, "relevance_score": score, **document}
 

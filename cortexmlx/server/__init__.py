@@ -24,9 +24,9 @@ __all__ = ["ModelPool", "ServedModel", "ServerSettings", "app"]
 def app(
     engine: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings | None = None, **options: Any
 ) -> Starlette:
-    """Return an ASGI application (Starlette) that serves one engine, several by name, or the models of a pool. The
-    caller closes these. `options` are fields of ServerSettings. Raises InvalidRequest for an alias that names no
-    model, and CortexError if starlette is not installed.
+    """Return an ASGI application (Starlette) that serves one engine, several by name, or the models of a pool. It
+    does not close them. `options` are fields of ServerSettings. Raises InvalidRequest for an alias that names no model,
+    and CortexError if starlette is not installed.
     """
     try:
         from cortexmlx.server.application import build_application

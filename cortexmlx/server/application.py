@@ -57,8 +57,8 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
     generation, monitoring = GenerationEndpoints(models, settings, tally), MonitoringEndpoints(models, settings, tally)
     responses, vectors = ResponseEndpoints(generation.stored_responses), EmbeddingEndpoints(generation)
 
-    def log(log_entry: LoggedRequest, path: str) -> None:
-        """Count a request; log it unless it is one of the monitoring page's many. `path` leaves out the mount."""
+    def count_and_log(log_entry: LoggedRequest, path: str) -> None:
+        """Count a request, and log it unless it is a poll by the monitoring page. `path` leaves out the mount path."""
         tally.count_reply(log_entry, path)
         if settings.log is not None and not (path == LIVE_PATH and log_entry.status == 200):
             settings.log(log_entry)
@@ -84,22 +84,22 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
         routes=routes,
         middleware=[
             Middleware(PathNormalizer, paths=frozenset(PATHS) - {*PUBLIC_PATHS}),
-            Middleware(RequestLog, write=log),
+            Middleware(RequestLog, write=count_and_log),
             Middleware(AccessControl, settings=settings),
         ],
-        exception_handlers={404: _path_error, 405: _path_error, 500: _internal_error},
+        exception_handlers={404: _answer_wrong_path, 405: _answer_wrong_path, 500: _answer_internal_error},
     )
     application.state.generation = generation
     return application
 
 
 async def _health(request: Request) -> Response:
-    """Answer `/health`: the server runs."""
+    """Handle GET `/health`: report that the server runs."""
     return json_reply({"status": "ok"})
 
 
-async def _path_error(request: Request, error: Exception) -> Response:
-    """Answer a request for an unknown path (404), with the nearest one, or a wrong method (405), with the right."""
+async def _answer_wrong_path(request: Request, error: Exception) -> Response:
+    """Answer an unknown path by 404 with the nearest known path, or a wrong method by 405 with the allowed ones."""
     path = request.url.path
     if methods := ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", "))):
         message = f"{path[:200]} takes {methods}, not {request.method}"
@@ -109,6 +109,6 @@ async def _path_error(request: Request, error: Exception) -> Response:
     return error_reply(RequestRefused(404, f"{path[:200]} is not served{nearest}: {GUIDE} lists what is"), path)
 
 
-async def _internal_error(request: Request, error: Exception) -> Response:
-    """Answer a request that raised an unexpected exception (500), without its traceback, which is logged."""
+async def _answer_internal_error(request: Request, error: Exception) -> Response:
+    """Answer a request that raised an unexpected exception by 500. The traceback is logged, not sent."""
     return error_reply(CortexError(f"unexpected {type(error).__name__}"), request.url.path)

@@ -170,7 +170,7 @@ class GenerationEndpoints:
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def explain_cache(self, request: Request) -> Response:
-        """Handle GET `/cache/why`: return the reports of this client's last prompts, the newest first."""
+        """Handle GET `/cache/why`: return how much of each of this client's last prompts was cached, and why."""
         reports = self.history.reports(request.scope.get(SCOPE_CLIENT))
         body = {"reports": [{**asdict(report), "text": str(report)} for report in reports]}
         return json_reply(body, headers={"cache-control": "no-store"})
@@ -210,14 +210,14 @@ class GenerationEndpoints:
         if not text_request.prompts:  # the model was only to be loaded
             return json_reply(protocol.module.write(text_request, [], info), headers=headers)
 
-        def finish() -> None:
+        def finish_request() -> None:
             answers.close()
             request.scope[SCOPE_TOKENS] = _sum_tokens(answers.completions.values())
             self.tally.count_answers(
                 lease.name, answers.completions.values(), answers.failed_count, answers.cancelled_count
             )
 
-        exit_stack.callback(finish)
+        exit_stack.callback(finish_request)
         if (timeout := self.settings.timeout) is not None:  # in tenths of a second, as an error names it
             timeout = max(min(timeout, math.ceil(10 * (timeout - waited_seconds)) / 10), 0.001)
         async with self._body_semaphore(request):
@@ -243,8 +243,8 @@ class GenerationEndpoints:
     async def _parse_request(
         self, request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]
     ) -> TextRequest:
-        """Read a body into a request: here if it is small, or else on a thread. Always on a thread for a model that
-        sees, since a small file may be a large image, and for a body that names stored responses, which may be large.
+        """Read a body into a request: at once if it is small, or else on a thread. It is always a thread for a model
+        that sees images, which may be large in a small file, and for a body that names stored responses.
         """
         sees = defaults.check_image is not None
         size = sys.maxsize if sees or defaults.earlier_responses else request.scope[SCOPE_BODY_BYTES]
@@ -272,23 +272,23 @@ class GenerationEndpoints:
         self, request: Request, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
     ) -> AsyncIterator[bytes]:
         """Yield the bytes of a streamed reply: the protocol's events, errors, and a ping whenever nothing was sent for
-        `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
+        `quiet` seconds. Many engine events send nothing: progress, text that may begin a stop string, unfinished calls.
         """
 
-        def pack(body: dict[str, Any]) -> bytes:
+        def encode_body(body: dict[str, Any]) -> bytes:
             if protocol.lines:
                 return json_line(body)
             return server_sent_event(body, body["type"] if protocol.named_events else None)
 
-        def as_bytes(event: TokenEvent, number: int = 0) -> bytes:
-            return b"".join(map(pack, chunks.convert(event, number)))
+        def encode_event(event: TokenEvent, number: int = 0) -> bytes:
+            return b"".join(map(encode_body, chunks.convert(event, number)))
 
         try:
             async for batch in answers.events(self.settings.quiet):
                 if batch:
-                    data = b"".join(as_bytes(event, number) for number, event in batch)
+                    data = b"".join(encode_event(event, number) for number, event in batch)
                 else:
-                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
+                    data = encode_body(chunks.ping()) if protocol.ping is None else protocol.ping
                 if data:  # in one write
                     yield data
                     answers.last_sent_time = time.monotonic()
@@ -298,7 +298,7 @@ class GenerationEndpoints:
             if (client_error := error_for_client(error)) is None or answers.closed:
                 raise
             request.scope[SCOPE_CUT] = isinstance(error, asyncio.CancelledError)
-            yield as_bytes(TokenEvent("", error=client_error))
+            yield encode_event(TokenEvent("", error=client_error))
             return
         if not protocol.named_events and not protocol.lines:
             yield b"data: [DONE]\n\n"
@@ -316,7 +316,7 @@ class SlowClient(CortexError):
 
 
 class HttpRequestAnswers:
-    """The running answers to all prompts of one HTTP request: submit them, read their events, cancel them."""
+    """Submits all prompts of one HTTP request to the engine, yields the events of their answers, or cancels them."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class HttpRequestAnswers:
                 self._handles.append(self._engine.submit(prompt, self._request.params, **options))
 
     def _make_listener(self, number: int, transcript_memory: TranscriptMemory | None) -> Any:
-        """Return the callback for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""
+        """Return the listener for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""
 
         def deliver(event: TokenEvent) -> None:
             if event.completion is not None and transcript_memory is not None:
@@ -415,7 +415,7 @@ class HttpRequestAnswers:
 
     @property
     def cancelled_count(self) -> int:
-        """How many prompts have no answer, because the client left or another prompt failed."""
+        """How many prompts were cancelled, because the client left or another prompt failed."""
         return len(self._handles) - len(self.completions) - self.failed_count
 
     def progress(self) -> Progress | None:

@@ -66,7 +66,7 @@ SCOPE_BODY_BYTES = "cortexmlx.body_bytes"
 
 
 class RequestRefused(InvalidRequest):
-    """A request that the server refuses with this HTTP status before it reaches the engine."""
+    """Raised for a request that the server refuses with the HTTP status `status` before it reaches the engine."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
@@ -78,7 +78,7 @@ class RequestRefused(InvalidRequest):
 
 
 async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int, seconds: float) -> dict[str, Any]:
-    """Read a JSON object within `max_bytes` and `seconds`; `permit` counts its memory. Raises RequestRefused."""
+    """Read a JSON body of at most `max_bytes` within `seconds`. Its size counts in `permit`. Raises RequestRefused."""
     declared_size = request.headers.get("content-length", "")
     if declared_size.isdecimal() and int(declared_size) > max_bytes:
         raise _too_large_error(int(declared_size), max_bytes)
@@ -127,7 +127,7 @@ def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """Run `work` on a body of `size` bytes: here if it is small, or else on a thread."""
+    """Run `work` on a body of `size` bytes: on this thread if it is small, or else on another."""
     return work() if size <= SMALL_BODY else await run_on_thread(work)
 
 
@@ -328,7 +328,7 @@ class RequestPermit:
 
     @contextmanager
     def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Count the body as slow while it arrives in this context. If its client needs room, `limit` ends it."""
+        """Count the body as slow while it arrives in this context. To cancel it, the limiter makes `limit` expire."""
         self.since = asyncio.get_running_loop().time()
         self._limiter._slow[self] = limit
         try:

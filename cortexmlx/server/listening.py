@@ -39,7 +39,7 @@ MAX_READ = 16 << 10
 
 class HttpServer:
     """Serves an ASGI application with uvicorn until `stop` or a signal; running requests get `grace` seconds. `tell`
-    gets a line on those that it waits for, and one on those that it cuts.
+    is called with a line about the requests that the server waits for at its end, and one about those that it cuts.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ _STORE_METRICS = (
 
 
 class _MetricCollector(Collector):
-    """Ready metrics in the form of a Collector, which prometheus_client's text writer needs."""
+    """Wraps finished metric families as a Collector, which prometheus_client's text writer needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -108,11 +108,11 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
     since = GaugeMetricFamily("cortexmlx_start_time_seconds", "When the server began, in seconds since 1970.")
     since.add_metric([], started)
     yield since
-    http = _family("http_requests_total", "HTTP requests. Status 499: the client went away.", "path", "status")
+    http = _make_family("http_requests_total", "HTTP requests. Status 499: the client went away.", "path", "status")
     for (path, status), count in sorted(replies.items()):
         http.add_metric([path, str(status)], count)
     yield http
-    answer_counter = _family(
+    answer_counter = _make_family(
         "requests_total", "Answers that have ended. A cancelled or failed prompt counts once.", "model", "finish_reason"
     )
     for model, each in models.items():
@@ -136,9 +136,9 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
 
 def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield the metrics that describe each model, and whether its engine runs."""
-    up = _family("up", "Whether a model's engine runs.", "model")
-    about = _family("model_info", "The model.", "model", "architecture", "dtype")
-    weights = _family("weight_bytes", "Bytes of a model's weights.", "model")
+    up = _make_family("up", "Whether a model's engine runs.", "model")
+    about = _make_family("model_info", "The model.", "model", "architecture", "dtype")
+    weights = _make_family("weight_bytes", "Bytes of a model's weights.", "model")
     for name, engine in engines:
         info, model = engine.info, _label_value(name)
         up.add_metric([model], float(name in stats))
@@ -150,24 +150,24 @@ def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iter
 def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield the metrics in the engines' statistics, with a label for each model."""
     for engine_metric in _ENGINE_METRICS:
-        family = _family(engine_metric.name, engine_metric.help, "model")
+        family = _make_family(engine_metric.name, engine_metric.help, "model")
         for model, each in stats.items():
             family.add_metric([_label_value(model)], engine_metric.read_value(each))
         yield family
-    blocks = _family("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
+    blocks = _make_family("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
     drafts = {
-        outcome: _family(
+        outcome: _make_family(
             f"{outcome}_tokens_total", f"Tokens that were {outcome}, by where drafts come from.", "model", "source"
         )
         for outcome in ("drafted", "accepted")
     }
-    verified_counter = _family("verified_drafts_total", "How often drafts of an answer were verified.", "model")
-    steps = _family("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
-    recomputed = _family(
+    verified_counter = _make_family("verified_drafts_total", "How often drafts of an answer were verified.", "model")
+    steps = _make_family("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
+    recomputed = _make_family(
         "recomputed_tokens_total", "Prompt tokens computed again though they were known, by why.", "model", "reason"
     )
-    times = _family("step_seconds_total", "Where the time of steps went.", "model", "part")
-    total = _family("kv_blocks_allocated", "All blocks of the arena.", "model")
+    times = _make_family("step_seconds_total", "Where the time of steps went.", "model", "part")
+    total = _make_family("kv_blocks_allocated", "All blocks of the arena.", "model")
     for model, each in stats.items():
         name = _label_value(model)
         total.add_metric([name], each.total_blocks)
@@ -186,14 +186,14 @@ def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     yield from (total, blocks, *drafts.values(), verified_counter, steps, recomputed, times)
     stores = {model: each.kv_store for model, each in stats.items() if each.kv_store is not None}
     for store_metric in _STORE_METRICS if stores else ():
-        family = _family(store_metric.name, store_metric.help, "model")
+        family = _make_family(store_metric.name, store_metric.help, "model")
         for model, store in stores.items():
             family.add_metric([_label_value(model)], store_metric.read_value(store))
         yield family
 
 
-def _family(name: str, help_text: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
-    """Return an empty metric: a counter if its name ends in "total", or else a gauge."""
+def _make_family(name: str, help_text: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
+    """Return a metric family without samples: a counter if its name ends in "_total", or else a gauge."""
     family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     return family(f"cortexmlx_{name}", help_text, labels=labels)
 
@@ -270,7 +270,7 @@ class AnswerCounts:
 
 
 class ServerCounters:
-    """Counts replies and answers for `/metrics`, from any thread. `paths` are counted by name, others together."""
+    """Counts replies and answers for `/metrics`, from any thread. Replies are counted by path if it is in `paths`."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = frozenset(paths)

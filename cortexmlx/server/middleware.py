@@ -41,7 +41,7 @@ class AccessControl:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get("origin")
-        if reason := self._foreign_reason(headers, origin):
+        if reason := self._refusal_reason(headers, origin):
             await error_reply(RequestRefused(403, reason), scope["path"])(scope, receive, send)
             return
         cors: list[tuple[bytes, bytes]] = []
@@ -69,8 +69,8 @@ class AccessControl:
 
         await self._app(scope, receive, send_with_cors)
 
-    def _foreign_reason(self, headers: Mapping[str, str], origin: str | None) -> str:
-        """Return why a request is refused as one of a foreign host or web page; empty if it is allowed."""
+    def _refusal_reason(self, headers: Mapping[str, str], origin: str | None) -> str:
+        """Return why a request's host or the web page that sent it is not allowed; empty if both are."""
         host = _host_name(headers.get("host", ""))
         names = self._settings.hosts
         # Only HTTP/1.0 may leave the header out, as load balancers do. The pages of a browser cannot.
@@ -142,7 +142,7 @@ _VERSION = "/v1"
 
 
 class PathNormalizer:
-    """Middleware that maps path variants, like `//` or no `/v1`, to the served path: a redirect would lose the body."""
+    """Middleware that maps path variants, with `//` or without `/v1`, to the served path. It does not redirect."""
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
         self._app = app

@@ -154,7 +154,7 @@ class ModelPool:
             return self._residency.would_grant(name)
 
     def request_model(self, name: str, on_settled: Callable[[], None] = lambda: None) -> _PoolWait:
-        """Request a model. `on_settled` runs on any thread when it is granted or fails later. Raises EngineClosed."""
+        """Request a model. Unless settled at once, `on_settled` runs later, on any thread. Raises EngineClosed."""
         with self._condition:
             if self._is_closing:
                 raise _pool_closed_error()
@@ -165,7 +165,7 @@ class ModelPool:
                 wait.error, wait.cause = refusal
                 return wait
             self._waits[wait.ticket.number] = wait
-            self._hand_out(self._residency.grant_requests(), excluded_wait=wait)
+            self._hand_out_leases(self._residency.grant_requests(), excluded_wait=wait)
             self._condition.notify()
             return wait
 
@@ -234,11 +234,11 @@ class ModelPool:
                 if self._residency.user_count(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
                     self._retries.record_success(wait.ticket.model)
                 self._residency.end_request(wait.ticket, self._clock())
-                self._hand_out(self._residency.grant_requests())
+                self._hand_out_leases(self._residency.grant_requests())
                 self._condition.notify()
 
     def _check_engine(self, name: str) -> None:
-        """Mark a loaded model as failed if its engine has closed for good: it is unloaded, and reloaded on request."""
+        """Mark a loaded model as failed if its engine has closed for good. A later request for it reloads it."""
         engine = self._loaded[name][0] if name in self._loaded else None
         loaded = self._residency.state_of_model(name) is ModelState.LOADED and not self._residency.has_failed(name)
         if engine is not None and engine.closed and loaded:
@@ -250,14 +250,14 @@ class ModelPool:
             self._condition.notify()
 
     def _load_refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
-        """Return the error for a model that must not be loaded yet, and its last load's exception; else None."""
+        """Return the error for a model that may not be loaded again yet, and its last exception; None if it may."""
         if self._residency.state_of_model(name) is not ModelState.UNLOADED and not self._residency.has_failed(name):
             return None
         refusal = self._retries.current_failure(name, self._clock())
         return None if refusal is None else (cannot_load_error(name, *refusal), refusal[0])
 
-    def _hand_out(self, tickets: Iterable[ModelTicket], excluded_wait: _PoolWait | None = None) -> None:
-        """Give granted requests their leases. The wait `excluded_wait` is not notified."""
+    def _hand_out_leases(self, tickets: Iterable[ModelTicket], excluded_wait: _PoolWait | None = None) -> None:
+        """Give granted requests their leases, and notify them, except `excluded_wait`."""
         for ticket in tickets:
             wait = self._waits[ticket.number]
             engine, defaults = self._loaded[ticket.model]
@@ -266,7 +266,7 @@ class ModelPool:
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Carry out loads and unloads until the pool is closed: the pool's thread."""
+        """Carry out loads and unloads until the pool is closed: the target of the pool's thread."""
         while (action := self._next_action()) is not None:
             if isinstance(action, LoadModel):
                 self._load(self._models[action.model])
@@ -274,7 +274,7 @@ class ModelPool:
                 self._unload(action.model)
                 with self._condition:
                     self._residency.finish_unload()
-                    self._hand_out(self._residency.grant_requests())
+                    self._hand_out_leases(self._residency.grant_requests())
         for name in list(self._loaded):
             self._unload(name)
 
@@ -308,8 +308,8 @@ class ModelPool:
             if self._contexts[model.name] is None:
                 self._contexts[model.name] = context_length
             self._loaded[model.name] = (engine, defaults)
-            self._hand_out(self._residency.finish_load(self._clock()))
-            self._hand_out(self._residency.grant_requests())
+            self._hand_out_leases(self._residency.finish_load(self._clock()))
+            self._hand_out_leases(self._residency.grant_requests())
         self._report_event(f"loaded {model.name} in {self._clock() - start_time:.1f} s")
 
     def _fail_load(self, name: str, cause: BaseException) -> None:
@@ -320,7 +320,7 @@ class ModelPool:
             failed_waits = [wait for wait in waits if wait is not None and not wait.settled]
             for wait in failed_waits:
                 wait.fail(client_error, cause)
-            self._hand_out(self._residency.grant_requests())
+            self._hand_out_leases(self._residency.grant_requests())
         if not self._is_closing and not any(wait.raises_cause for wait in failed_waits):
             self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
 
@@ -496,7 +496,7 @@ def client_model_name(model: str | Path) -> str:
 
 @dataclass(frozen=True)
 class ModelLease:
-    """The right of one request to use a loaded model until it is released."""
+    """The right of one request to use a loaded model. It ends with `release`."""
 
     engine: Engine
     name: str
@@ -552,7 +552,7 @@ class ModelProvider(Protocol):
         """Whether a request for a model would be granted at once."""
 
     def request_model(self, name: str, on_settled: Callable[[], None]) -> ModelWait:
-        """Request a model. `on_settled` is called, on any thread, when it is granted or fails later than at once."""
+        """Request a model. If that is not settled at once, `on_settled` is called later, on any thread."""
 
 
 # CannotLoad: what clients are told of a model that cannot be loaded.

@@ -68,8 +68,8 @@ class ModelDirectory:
         return self._provider.loaded_engines()
 
     async def acquire(self, name: object, request: Request | None = None) -> ModelLease:
-        """Return a lease of the model with this name (None: the first), after waiting for its load, but not longer
-        than a request may take or its client stays.
+        """Return a lease of the model with this name (None: the first model), after waiting for its load. The wait ends
+        early if the client disconnects or the request's time is over.
 
         Raises RequestRefused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
         """
@@ -101,7 +101,7 @@ class ModelDirectory:
         return list(self._targets_by_name)
 
     def has(self, name: object) -> bool:
-        """Whether a model or an adapter has this name; that the first model may answer to any name does not count."""
+        """Whether a model or an adapter has this name. The setting `any_name` is ignored."""
         try:
             self._resolve(name, any_name=False)
         except InvalidRequest:
@@ -209,11 +209,11 @@ class ModelDirectory:
         return ModelTarget(matching_models[0], name) if len(matching_models) == 1 else None
 
     def _may_name_adapter(self, name: str) -> bool:
-        """Whether a name has the form `model:adapter` of a model with adapters, so that no other model may answer."""
+        """Whether a name has the form `model:adapter` and the model has adapters. Then no other model may answer."""
         return any(self._provider.adapters(model) for model, _ in self._split_adapter_name(name))
 
     def _split_adapter_name(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield each model whose name or alias may begin a name, and what follows the colon. Both may have colons."""
+        """Yield each way to split a name at a colon into a model (by name or alias) and a possible adapter's name."""
         for known_name, model in self._models_by_name.items():
             if name.startswith(f"{known_name}:"):
                 yield model, name[len(known_name) + 1 :]

@@ -46,14 +46,14 @@ class MonitoringEndpoints:
         self._metrics = SharedResult(lambda: render_metrics(models.loaded_engines(), tally, started))
 
     async def root(self, request: Request) -> Response:
-        """Handle GET `/`: the monitoring page for browsers, else a line of text (with API keys, without model name)."""
+        """Handle GET `/`: return the monitoring page to browsers, else the model's name, hidden with API keys."""
         if "text/html" in request.headers.get("accept", ""):  # not a program such as curl
             return page_response()
         name = "" if self._settings.keys else f": {self._models.default_name}"
         return Response(f"cortexmlx{name}\n".encode("utf-8", "replace"), media_type="text/plain")
 
     async def live(self, request: Request) -> Response:
-        """Handle GET `/live`: the JSON that the monitoring page shows."""
+        """Handle GET `/live`: return the JSON that the monitoring page shows."""
         state = await self._live_state.get()
         headers = {"cache-control": "no-store", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
         if "gzip" in request.headers.get("accept-encoding", ""):
@@ -62,7 +62,7 @@ class MonitoringEndpoints:
         return Response(body, headers=headers, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """Handle GET `/metrics`, for Prometheus."""
+        """Handle GET `/metrics`: return all metrics as Prometheus text."""
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return Response(await self._metrics.get(), headers=headers, media_type=CONTENT_TYPE)
 
@@ -212,7 +212,7 @@ def _load_page() -> tuple[bytes, str]:
 
 
 def _inline_hashes(tag: str, text: str) -> str:
-    """Return the policy's hashes for the page's inline elements of a tag."""
+    """Return the hashes by which a content security policy allows the inline `tag` elements of a page's HTML."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inside)
 

@@ -71,7 +71,7 @@ class OllamaEndpoints:
                 Route(path, with_error_replies(self._vectors.ollama_embed), methods=["POST"])
                 for path in (embed.URL, embed.OLD_URL)
             ),
-            *(Route(path, _refuse(reason), methods=[method]) for path, (method, reason) in _REFUSED.items()),
+            *(Route(path, _refusing_handler(reason), methods=[method]) for path, (method, reason) in _REFUSED.items()),
         ]
 
     async def list_models(self, request: Request) -> Response:
@@ -109,7 +109,7 @@ class OllamaEndpoints:
             return json_reply(await run_until_disconnect(request, read_last_line()))
 
     async def _pull_lines(self, name: str, fetch: Callable[[str, OnProgress], None] | None) -> AsyncIterator[bytes]:
-        """Yield the lines about a download: how far it is, and its end. `fetch` is None if the model is served already.
+        """Yield the lines of a pull: its progress, and its end. `fetch` downloads; None if the model is served already.
         One download runs at a time. If the client disconnects, a running download goes on; a waiting one is dropped.
         Raises what the download raises.
         """
@@ -132,7 +132,7 @@ class OllamaEndpoints:
         yield json_line({"status": "success"})
 
     async def version(self, request: Request) -> Response:
-        """Handle GET `/api/version`: Ollama's version whose API this is, and ours."""
+        """Handle GET `/api/version`: return the version of Ollama whose API is served, and our own."""
         return json_reply({"version": models.API_VERSION, "cortexmlx": __version__})
 
 
@@ -147,8 +147,8 @@ async def _end_with_error(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield json_line(error_body(client_error))
 
 
-def _refuse(reason: str) -> RequestHandler:
-    """Return a request handler that refuses."""
+def _refusing_handler(reason: str) -> RequestHandler:
+    """Return a handler that refuses every request by 403 with this reason."""
 
     async def refuse(request: Request) -> Response:
         raise RequestRefused(403, reason)

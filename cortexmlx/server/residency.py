@@ -109,7 +109,7 @@ class Residency:
         granted_tickets = []
         for ticket in list(self._waiting_tickets.values()):
             model = self._models[ticket.model]
-            if model.is_ready and not self._must_make_room(ticket):
+            if model.is_ready and not self._must_yield(ticket):
                 self._grant_ticket(ticket)
                 granted_tickets.append(ticket)
         return granted_tickets
@@ -210,7 +210,7 @@ class Residency:
         return next((ticket for ticket in waiting if self._models[ticket.model].state in unloaded_states), None)
 
     def _missing_bytes(self, head: ModelTicket) -> int:
-        """Return how many bytes to free to load `head`'s model. Models that are being unloaded count as freed."""
+        """Return how many bytes must still be freed to load the model of `head`; 0 or less if it fits."""
         if self._budget is None:
             return 0
         loaded_states = (ModelState.LOADING, ModelState.LOADED)
@@ -245,8 +245,8 @@ class Residency:
                 missing_bytes += self._models[name].memory
         return model_names
 
-    def _must_make_room(self, ticket: ModelTicket) -> bool:
-        """Whether a request's model must be unloaded for an older request."""
+    def _must_yield(self, ticket: ModelTicket) -> bool:
+        """Whether a request may not be granted, since its model is to be unloaded for an older request."""
         head = self._oldest_unserved()
         return head is not None and head.number < ticket.number and ticket.model in self._models_to_unload()
 

@@ -56,7 +56,7 @@ class StoredTurn:
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A stored response: its turn, and the rest of its body."""
+    """A stored response: its turn, which has the items, and the other fields of its body."""
 
     turn: StoredTurn
     rest: bytes
@@ -87,7 +87,7 @@ def _parse_items(items: Sequence[bytes]) -> list[Body]:
 
 
 class ClientResponses:
-    """The stored responses of one client, within limits; the least recently used one goes first. For any thread."""
+    """One client's stored responses, within limits: the least recently used ones are removed. For any thread."""
 
     def __init__(self, max_bytes: int, max_count: int) -> None:
         self._max_bytes = max_bytes
@@ -101,7 +101,7 @@ class ClientResponses:
         return len(self._responses)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids, the next to be removed first."""
+        """Iterate over the responses' ids, the least recently used first."""
         return iter(self._responses)
 
     def find_response(self, id: str) -> StoredResponse | None:

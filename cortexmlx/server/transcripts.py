@@ -66,7 +66,7 @@ class TranscriptMemory:
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return the tokens of a rendered prompt: remembered ones as far as the text agrees, the rest newly encoded."""
+        """Return the tokens of a rendered prompt: as remembered while the text is the same, then newly encoded."""
         encode = partial(reader.encode, add_special_tokens=False)
         render_text = self._render = text_renderer(render)
         self._reader = reader
@@ -80,7 +80,7 @@ class TranscriptMemory:
         return list(self._read.tokens)
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many tokens of this prompt the next turn's prompt will keep; 0 if it keeps all, or if unknown."""
+        """Return how many tokens of this prompt the next turn's prompt will keep; 0 means all of them, or unknown."""
         if self._reader is None or self._render is None:
             return 0
         encode = partial(self._reader.encode, add_special_tokens=False)
@@ -135,7 +135,7 @@ class RememberedAnswer:
     def from_completion(
         cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()
     ) -> RememberedAnswer:
-        """Create it from a completion, its text's `tokens`, the ending token's text `end` and the `tools` offered."""
+        """Make one from a completion, its text's `tokens`, the ending token's text `end` and the `tools` offered."""
         calls, schemas = completion.tool_calls, {tool.name: tool.schema for tool in tools}
         omitted_defaults = tuple(_omitted_arguments(call, schemas.get(call.name, {})) for call in calls)
         return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted_defaults)
@@ -249,7 +249,7 @@ class RememberedTurn:
 
     @property
     def size(self) -> int:
-        """Its bytes of memory, roughly."""
+        """The bytes of memory that this turn takes, roughly."""
         answers = sum(
             len(each.text) * 3 + len(each.tokens) * _BYTES_PER_TOKEN for each in (self.answer, *self.earlier_answers)
         )

@@ -27,7 +27,7 @@ FAULTS = (
     Fault("a context forgets the answer", GENERATE, '[*turns, ("assistant", answer)]', "turns"),
     Fault("a second system message stands before the first", GENERATE, 'if message["role"] != "system"', "if True"),
     Fault("lines break at Unicode's signs", HTTP, 'for sign in "\\u2028\\u2029\\x85":', 'for sign in "":'),
-    Fault("a silent stream says what is no JSON", ENDPOINTS, "pack(chunks.ping())", "b': here\\n'"),
+    Fault("a silent stream says what is no JSON", ENDPOINTS, "encode_body(chunks.ping())", "b': here\\n'"),
     Fault("anybody may pull", "cortexmlx/server/ollama.py", "if fetch is None and not is_served:", "if False:"),
     Fault("any name is served, so nothing is pulled", MODELS, "if any_name and self._settings", "if self._settings"),
     Fault("a path is pulled", PROTOCOL, "if not _HUB_ID.fullmatch(plain_name):", "if False:"),

@@ -75,7 +75,7 @@ def show_stats(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def disk_tier_summary(store: StoreStats) -> str:
-    """Return in words what the disk tier does."""
+    """Return the state and the counts of the KV store on disk, in words."""
     if store.state is StoreState.OFF:
         return f"nothing, since the weights have no hash: see the warning; {store.path} is not used"
     if store.state is StoreState.HASHING:

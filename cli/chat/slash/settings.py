@@ -153,7 +153,7 @@ def _print_settings(chat: ChatSession, console: Console, names: list[str]) -> No
             value = getattr(chat.params, name)
             value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) if name == "stop" else value
         else:
-            value = _engine_value(chat, name)
+            value = _engine_option_value(chat, name)
         value_text = "none" if value is None or value == "" else value
         _print_row(console, f"  {name:<20}{value_text}", (SAMPLING | ENGINE)[name])
 
@@ -163,7 +163,7 @@ def _print_row(console: Console, label: str, meaning: str) -> None:
     print_rows(console, [(label, meaning)], max(COLUMN, len(label) + 1))
 
 
-def _engine_value(chat: ChatSession, name: str) -> object:
+def _engine_option_value(chat: ChatSession, name: str) -> object:
     if name == "kv_memory":
         return format_bytes(chat.engine.stats().kv_bytes_limit)
     return None if chat.replaceable is None else getattr(chat.replaceable.config, name)

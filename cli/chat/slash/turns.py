@@ -87,7 +87,7 @@ def answer_several_times(chat: ChatSession, argument: str, console: Console) -> 
 
 
 def _warn_if_greedy(chat: ChatSession, console: Console, effect: str = "the same again") -> None:
-    """Warn of the `effect` of temperature 0 or top_k 1, which always take the likeliest token."""
+    """Warn of the `effect` on new answers if temperature 0 or top_k 1 always takes the likeliest token."""
     if chat.params.temperature == 0:
         print_indented(console, f"{effect}, at temperature 0: /set temp 0.7 for another answer")
     elif chat.params.top_k == 1:

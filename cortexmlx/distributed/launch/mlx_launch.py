@@ -20,7 +20,7 @@ LONGEST_SECONDS = 0.1
 def select_without_write_wakeups(
     reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but no writable file ends the wait, which takes at most `LONGEST_SECONDS`."""
+    """Do what `select.select` does, but wait for readable files only, and at most `LONGEST_SECONDS`."""
     readable, _, failed = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
     return readable, select.select([], writes, [], 0)[1], failed
 

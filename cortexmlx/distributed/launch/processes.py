@@ -157,7 +157,7 @@ class WorkerProcesses:
         return (match.groupdict() for match in matches)
 
     def _ssh_hint(self, rank: int, code: str | None) -> str:
-        """Return a hint for the user if a rank's exit code means that ssh failed; empty otherwise."""
+        """Return what to do if a rank's exit code means that ssh failed; empty otherwise."""
         if code != _SSH_FAILED or rank >= self._hosts.ranks or self._hosts.hosts[rank].is_local:
             return ""
         return f": ssh failed. `ssh {self._hosts.hosts[rank].ssh} true` must work without a question"

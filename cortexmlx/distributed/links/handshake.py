@@ -67,7 +67,7 @@ class Hello:
 
 
 class HandshakeFault(StrEnum):
-    """Why the controller refused a connection, before or during its handshake. One of each kind is logged."""
+    """Why the controller refused a connection, before or during its handshake. Each kind is logged once."""
 
     ADDRESS = "its address is not one of the group's hosts"
     NOISE = "it does not speak this protocol"
@@ -100,7 +100,7 @@ def check_key(key: bytes) -> None:
 
 
 def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> HandshakeSide[Hello]:
-    """The controller's side of the handshake. `judge` returns why a worker that knows the key is refused, or None.
+    """Run the controller's side of the handshake. `judge` returns why a worker that knows the key is refused, or None.
 
     Returns the hello of a worker that was accepted. Raises HandshakeError.
     """
@@ -135,7 +135,7 @@ def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> 
 
 
 def introduce_worker(key: bytes, hello: Hello, identity: Identity) -> HandshakeSide[None]:
-    """The worker's side of the handshake. Raises HostRefused if the controller refuses, or is another one."""
+    """Run the worker's side of the handshake. Raises HostRefused if the controller refuses, or is another one."""
     fields = hello.pack()
     yield MAGIC + fields
     magic = yield len(MAGIC)
@@ -182,7 +182,7 @@ def _read_header() -> HandshakeSide[tuple[bytes, int]]:
 
 
 def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
-    """Return the HMAC of a role and all that was said so far. No role is the beginning of another, and each side knows
+    """Return the HMAC of a role and all messages so far. No role is the beginning of another, and each side knows
     the size of all parts but the last, so no two look alike.
     """
     return hmac.digest(key, role + transcript, "sha256")
@@ -197,7 +197,7 @@ def _encode_identity(identity: Identity) -> bytes:
 
 
 def _decode_identity(packed: bytes) -> dict[str, str]:
-    """Decode a worker's identity (names and values). Damaged bytes give one that equals no other, and no error."""
+    """Decode a worker's identity (names and values). Damaged bytes give one that equals no other."""
     texts = []
     while packed:
         (length,) = LENGTH.unpack(packed[: LENGTH.size].rjust(LENGTH.size, b"\0"))

@@ -85,14 +85,14 @@ class WorkerLink:
         self._watcher.start()
 
     def send(self, message: Message) -> None:
-        """As `Channel.send`. Messages of several threads do not mix."""
+        """Implement `Channel.send`. Messages of several threads do not mix."""
         view = memoryview(message)
         body = view.cast("B") if view.nbytes else memoryview(b"")
         with self._hold_direction(self._send_lock):
             self._stream.send(body, self.limits.stall_seconds)
 
     def receive(self, timeout: float | None = None) -> bytes:
-        """As `Channel.receive`. If `timeout` passes, the link is given up: a late answer would be taken for the next.
+        """Implement `Channel.receive`. A `timeout` ends the link: a late answer would be taken for the next.
 
         Messages that came before the other side ended are received first.
         """
@@ -100,7 +100,7 @@ class WorkerLink:
             return self._stream.receive(timeout)
 
     def close(self) -> None:
-        """As `Channel.close`. Threads that wait in `send` or `receive` raise HostLost."""
+        """Implement `Channel.close`. Threads that wait in `send` or `receive` raise HostLost."""
         if os.getpid() != self._process:
             for connection in self._sockets:  # Only the child's copies. A shutdown would end the parent's link.
                 connection.close()
@@ -110,7 +110,7 @@ class WorkerLink:
             self._watcher.join(timeout=1.0)
 
     def fail(self, error: HostLost) -> None:
-        """Mark this link lost because of `error`, another host's loss. Its calls raise the same, even those waiting."""
+        """Mark this link as lost, since another host is: `error`. All calls raise the same, even those that wait."""
         self._mark_lost(str(error), host=error.host)
 
     @property
@@ -120,7 +120,7 @@ class WorkerLink:
 
     @property
     def silent_seconds(self) -> float:
-        """As `Channel.silent_seconds`."""
+        """See `Channel.silent_seconds`."""
         return time.monotonic() - self._last_heartbeat_time
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
@@ -323,7 +323,7 @@ def beat_until_lost(
     on_heartbeat: Callable[[float], None] = lambda processor_seconds: None,
 ) -> HeartbeatLoss:
     """Send a heartbeat each `beat_seconds`, until none came for `silence_seconds` or the connection ended. Return
-    which of both. Call `on_heartbeat` with the processor seconds in each heartbeat that comes.
+    which it was. Call `on_heartbeat` with the processor seconds in each heartbeat that comes.
     """
     pulse.setblocking(False)
     unsent, rest = b"", b""

@@ -180,7 +180,7 @@ class Listener:
         )
 
     def _drop_late(self, now: float) -> None:
-        """Refuse connections whose handshake, or whose second connection, is late."""
+        """Refuse connections whose handshake is late, and workers whose second connection is late."""
         for visitor in [visitor for visitor in self._visitors if now >= visitor.deadline]:
             self._refuse(visitor, HandshakeError(HandshakeFault.SLOW))
         for rank, half in list(self._halves.items()):
@@ -287,7 +287,7 @@ class Listener:
             )
 
     def _drop_half(self, rank: int, half: _HalfLink) -> None:
-        """Close the only connection of a worker whose link is not complete."""
+        """Close the connection of a worker whose other connection is still missing."""
         if self._halves.get(rank) is half:
             del self._halves[rank]
             self._selector.unregister(half.connection)
@@ -382,7 +382,7 @@ class PendingConnection:
         return self._hello
 
     def _advance(self, received: bytes | None) -> None:
-        """Give the handshake the bytes that it wanted, and send what it answers."""
+        """Pass the bytes that the handshake waits for to it, and send its reply."""
         try:
             wish = next(self._talk) if received is None else self._talk.send(received)
             while isinstance(wish, bytes):

@@ -187,13 +187,13 @@ class _ConversationBuilder:
             raise InvalidRequest(_ENDS_WITH_ASSISTANT, field=f"messages[{index}]")
 
     def _last_or_new_turn(self, role: str, index: int) -> _Turn:
-        """Return the last turn if it has this role, or else append a new one."""
+        """Return the last turn if it has this role, or else a new one, which is appended."""
         if not self.has_turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role, index))
         return self._turns[-1]
 
     def _read_result(self, index: int, block: Mapping[str, Any]) -> _Turn:
-        """Convert a `tool_result` block into a turn: of a tool, or of the user if the conversation lacks its call."""
+        """Convert a `tool_result` block into a tool's turn, or into a user's if its call is not in the conversation."""
         block = pick_known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
         id, content = require_name("tool_use_id", block.get("tool_use_id")), block.get("content")
         content = add_image_paths("content", content)
@@ -220,7 +220,7 @@ class _ConversationBuilder:
         }
 
     def _read_thinking(self, block: Mapping[str, Any]) -> str:
-        """Return a `thinking` block's text if this server signed it for this client or there is no seal; else empty."""
+        """Return a `thinking` block's text if the seal shows that it is our own, or if there is no seal; else ""."""
         text, signature = block.get("thinking"), block.get("signature")
         if isinstance(text, str):
             if self._seal is None or (text and isinstance(signature, str) and self._seal.verify(text, signature)):

@@ -32,7 +32,7 @@ def is_messages_path(path: str) -> bool:
 
 def error_body(error: CortexError, status: int | None = None, request_id: str | None = None) -> Body:
     """Return the JSON body of an error. Without an HTTP `status`, the error's class decides its type. The message
-    names the wrong field, since the body has no place for it.
+    names the wrong field, since the body has no field for that.
     """
     kind = _error_type(error) if status is None else _BY_STATUS.get(status)
     if kind is None:
@@ -53,7 +53,7 @@ def _error_type(error: CortexError) -> str:
 
 
 def _error_message(error: CortexError) -> str:
-    """Return an error's message with the wrong field. By its first words, agents see that a prompt is too long."""
+    """Return an error's message, which names the wrong field. Its first words tell agents of a prompt too long."""
     message, field = error_text(error), error_field(error)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"

@@ -262,7 +262,7 @@ def _read_tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, 
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the JSON body of a reply: thoughts, text and tool calls, each if any; an empty text if there are none."""
+    """Return the JSON body of a reply, with blocks for thoughts, text and tool calls; one empty text if it has none."""
     [[answer]] = answers
     content: list[Body] = []
     if answer.thinking:
@@ -277,7 +277,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def empty_message(info: ReplyInfo, usage: Body) -> Body:
-    """Return the body of a reply without content, as at the start of a stream."""
+    """Return the body of a reply that has no content yet, for the start of a stream."""
     return {
         "id": f"msg_{info.id}",
         "type": "message",
@@ -373,7 +373,7 @@ class MessageEvents:
         return [*self._start_message(event), *self._convert(event)]
 
     def _convert(self, event: TokenEvent) -> Iterator[Body]:
-        """Yield the events for text, thoughts or calls, or those that end the message."""
+        """Yield the events for new text, thoughts or calls, and those that end the message."""
         if event.completion is not None:
             yield from self._finish(event.completion)
         else:

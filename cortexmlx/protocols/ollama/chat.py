@@ -106,7 +106,7 @@ def image_content(images: object, text: object) -> object:
 
 
 def read_shared(fields: Mapping[str, Any], values: Mapping[str, Any], defaults: RequestDefaults) -> dict[str, Any]:
-    """Return the fields of a Request that bodies of both paths set: sampling parameters, which include `values`, chat
+    """Return the Request's fields that chat and generate bodies share: sampling parameters (with `values`), chat
     template variables, and whether to stream. Raises InvalidRequest.
     """
     options = require_type("options", fields.get("options", {}), dict, "an object")
@@ -144,8 +144,8 @@ def _is_at_most(value: object, bound: int) -> bool:
 
 
 def _read_format(form: Any) -> dict[str, StructuredOutput]:
-    """Return the parameter `structured` of a `format`: "json" or a schema, closed as by Ollama; nothing for "". Raises
-    InvalidRequest.
+    """Return the parameter `structured` of a `format`: "json", or a schema, whose objects get no additional
+    properties, as in Ollama; nothing for "". Raises InvalidRequest.
     """
     if form == "":
         return {}
@@ -191,7 +191,7 @@ def _to_openai(message: object) -> object:
 
 
 class AnswerLines(ABC):
-    """Converts the engine's events into the lines of a stream. Together they say the same as a whole reply."""
+    """Converts the engine's events into the lines of a stream. Together they have a whole reply's content."""
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
@@ -205,7 +205,7 @@ class AnswerLines(ABC):
         """Return the fields that hold a piece of the answer."""
 
     def end_fields(self, answer: Completion) -> Body:
-        """Return additional fields of the last line."""
+        """Return what a subclass adds to the fields of the last line."""
         return {}
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
@@ -227,7 +227,7 @@ class AnswerLines(ABC):
         return self._line(self.piece_fields(""))
 
     def reply_body(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        """Return the body of a whole reply; without answers, of a request that only loaded the model."""
+        """Return the body of a whole reply. If `answers` is empty, the request only loaded the model."""
         if not answers:
             return self._line(self.piece_fields("")) | {"done": True, "done_reason": "load", **self._durations(0.0)}
         [[answer]] = answers

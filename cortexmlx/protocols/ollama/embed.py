@@ -56,5 +56,5 @@ def embedding_items(result: Embeddings | None) -> Iterator[Any]:
 
 
 def write_old(result: Embeddings | None) -> Body:
-    """Return the JSON body of a reply to the older call."""
+    """Return the JSON body of a reply to `/api/embeddings`: the only text's vector."""
     return {"embedding": next(embedding_items(result), [])}

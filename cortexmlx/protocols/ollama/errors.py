@@ -17,7 +17,7 @@ def is_ollama_path(path: str) -> bool:
 
 
 def error_body(error: CortexError) -> Body:
-    """Return the JSON body of an error. Its text names the wrong field, since the body has no place for it."""
+    """Return the JSON body of an error. Its text names the wrong field, since the body has no field for that."""
     text, field = error_text(error), error_field(error)
     field = "format" if field == "structured" else field
     return {"error": text if field is None or field in text else f"{field}: {text}"}

@@ -54,7 +54,7 @@ class ModelFacts:
 
 
 def read_show(body: Mapping[str, Any]) -> object:
-    """Return the name in the body of an `/api/show` call. Raises InvalidRequest."""
+    """Return the model name in the body of an `/api/show` call. Raises InvalidRequest."""
     fields = _SHOW_FIELDS.validate(body)
     name = fields.get("model") or fields.get("name")  # Ollama's own command sends both, one of them empty
     if not name:
@@ -63,14 +63,14 @@ def read_show(body: Mapping[str, Any]) -> object:
 
 
 def read_pull(body: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the name in the body of an `/api/pull` call, and whether its reply is a stream. Raises InvalidRequest."""
+    """Return the model name in the body of an `/api/pull` call, and whether to stream. Raises InvalidRequest."""
     fields = _PULL_FIELDS.validate(body)
     name = require_type("model", read_show({"model": fields.get("model") or fields.get("name")}), str, "a text")
     return name, require_type("stream", fields.get("stream", True), bool, "true or false")
 
 
 def hub_id(name: str) -> str:
-    """Return the hub id that a name to be pulled means. Raises InvalidRequest for any other name, such as a path."""
+    """Return the hub id for the model name of a pull. Raises InvalidRequest if it is none, such as a path."""
     plain_name = name.removesuffix(TAG)
     if not _HUB_ID.fullmatch(plain_name):
         message = f"model is {name!r:.80}, but must be the hub id of a model in mlx-lm's format: org/name"
@@ -84,7 +84,7 @@ def pull_status(name: str, progress: Progress) -> Body:
 
 
 def list_models(models: Sequence[ModelFacts]) -> Body:
-    """Return the body of `/api/tags`."""
+    """Return the body of `/api/tags`: all models that are served."""
     return {"models": [_shared_fields(model) | {"modified_at": _modified_time(model)} for model in models]}
 
 
@@ -104,7 +104,7 @@ def list_loaded(models: Sequence[ModelFacts]) -> Body:
 
 
 def show(model: ModelFacts) -> Body:
-    """Return the body of `/api/show`."""
+    """Return the body of `/api/show`: the description of a model."""
     info, architecture = model.info, _details(model)["family"]
     facts: Body = {"general.architecture": architecture, "general.basename": model.name}
     if info is not None:

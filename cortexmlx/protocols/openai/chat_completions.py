@@ -200,7 +200,7 @@ class _ChoiceProgress:
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. Ids alone count as false."""
+    """What the next chunk adds to a choice: text, thoughts, log-probabilities, calls, ids. Falsy if nothing but ids."""
 
     text: str
     thinking: str
@@ -213,7 +213,7 @@ class ChoiceDelta:
 
 
 class ChoiceChunks(ABC):
-    """Converts the engine's events into the chunks of a streamed reply. Together they say the same as a whole reply.
+    """Converts the engine's events into the chunks of a streamed reply. Together they have a whole reply's content.
 
     All choices begin in order before one of them continues. The OpenAI package fails if a choice other than the first
     begins first.
@@ -230,7 +230,7 @@ class ChoiceChunks(ABC):
         """Of the prompt, once they are known: the progress of an answer that has lost its row counts its own, too."""
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """Return an event's chunks for a prompt: mostly one, none for progress, and an error body for an error."""
+        """Return the chunks for an event of this prompt: mostly one, none for progress, an error body for an error."""
         if event.error is not None:
             return [error_body(event.error)]
         if event.progress is not None:

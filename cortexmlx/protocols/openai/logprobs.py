@@ -22,7 +22,7 @@ def token_name(data: bytes) -> str:
 
 
 def chat_logprobs(logprobs: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
-    """Return log-probabilities as in chat completions and responses: tokens by text and bytes, with `top_logprobs`."""
+    """Return log-probabilities as chat completions and responses have them, each with text, bytes, `top_logprobs`."""
 
     def entry_of(token: int, logprob: float) -> Body:
         data = token_bytes(token)
@@ -32,7 +32,7 @@ def chat_logprobs(logprobs: Iterable[TokenLogprob], token_bytes: TokenBytes) -> 
 
 
 def id_logprobs(logprobs: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
-    """Return log-probabilities by token id and text, with the likeliest tokens, for fields beyond the OpenAI API."""
+    """Return log-probabilities, each with its token's id and text and the likeliest tokens, for fields of our own."""
 
     def entry_of(token: int, logprob: float) -> Body:
         return {"token_id": token, "token": token_name(token_bytes(token)), "logprob": logprob}

@@ -109,13 +109,13 @@ def read_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
             if alias != "max_completion_tokens" and name in values:
                 raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
             values[name] = fields[alias]
-    values |= read_structured(fields) | _read_unenforced(fields, values)
+    values |= read_structured(fields) | _read_min_tokens(fields, values)
     return values | {name: convert(values[name]) for name, convert in _CONVERTERS.items() if name in values}
 
 
-def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that `min_tokens` sets, which is refused unless it is `max_tokens`. Add notes on it, and on
-    `skip_special_tokens` if that cannot be enforced.
+def _read_min_tokens(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters for `min_tokens`: `ignore_eos` if it equals `max_tokens`. Raises InvalidRequest otherwise.
+    Add notes on it, and on a `skip_special_tokens` that is not enforced.
     """
     min_tokens, max_tokens = fields.get("min_tokens", fields.get("min_new_tokens", 0)), values.get("max_tokens")
     if type(min_tokens) is not int or min_tokens < 0:
@@ -156,7 +156,7 @@ def build_sampling_params(
 
 @contextmanager
 def name_field_as_sent(fields: Mapping[str, Any]) -> Iterator[None]:
-    """Context in which an InvalidRequest of a parameter names the field of a body's `fields` that set the parameter."""
+    """Have an InvalidRequest about a parameter, raised in this context, name the body's field that set it."""
     try:
         yield
     except InvalidRequest as error:
@@ -172,7 +172,7 @@ def template_variables(
     uses_template: bool = True,
     extra_vars: TemplateVars = NO_VARIABLES,
 ) -> TemplateVars:
-    """Return the variables of the chat template: those that a body sets, and the defaults for the others.
+    """Return the variables for the chat template: those that a body sets, and the defaults for the others.
 
     Without `uses_template` there are no variables. `extra_vars` are those that the protocol has fields of its
     own for. Clients send them to every model, so a variable that the template is known not to read is left out, and
@@ -254,7 +254,7 @@ def read_top_logprobs(
     fields: Mapping[str, Any], is_requested: bool, required_field: str, default_count: int | None
 ) -> Any:
     """Return how many likely tokens to report at each place; `default_count` if log-probabilities are not requested.
-    Raises InvalidRequest for `top_logprobs` then. The message names the `required_field` that requests them.
+    Raises InvalidRequest for `top_logprobs` without the `required_field`, which requests them.
     """
     top = fields.get("top_logprobs", 0)
     if not is_requested and top:
@@ -326,7 +326,7 @@ def read_structured(fields: Mapping[str, Any]) -> dict[str, StructuredOutput | N
         return {}
     (name,) = form_names
     if name in PEER_FORMATS:
-        return {"structured": _make_naming_field(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
+        return {"structured": _make_structured(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
     value = require_type(name, fields[name], dict, "an object")
     read = _read_structured_outputs if name == "structured_outputs" else read_response_format
     with prefix_error_field(name):
@@ -365,7 +365,7 @@ def read_json_schema(value: Mapping[str, Any]) -> StructuredOutput:
     strict = require_type("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
     if not isinstance(value.get("schema"), Mapping | bool):
         raise InvalidRequest("`schema` must be a JSON schema: an object", field="schema")
-    return _make_naming_field(
+    return _make_structured(
         lambda schema: StructuredOutput.json(schema, lenient=not strict, closed=value.get("strict") is True),
         value["schema"],
         "schema",
@@ -378,10 +378,10 @@ def _read_structured_outputs(value: Mapping[str, Any]) -> StructuredOutput:
     for name in options:
         require_type(name, False if value.get(name) is None else value[name], bool, "true or false")
     names = [name for name, part in value.items() if name not in options and part is not None]
-    return _make_naming_field(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
+    return _make_structured(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
 
 
-def _make_naming_field(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
+def _make_structured(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
     """Return `make(value)`. If it raises InvalidRequest, set the error's field to `name`."""
     try:
         return make(value)

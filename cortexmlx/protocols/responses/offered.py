@@ -65,29 +65,29 @@ class ClientTool:
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The tools that the model is offered, as functions, with the client's own names of them."""
+    """The tools that the model is offered, as functions, each with the name that the client gave it."""
 
     tools: tuple[Tool, ...] = ()
     client_tools: Mapping[str, ClientTool] = field(default_factory=dict)
-    """By the name that the model knows."""
+    """By function name."""
     reply_tools: tuple[Body, ...] = ()
     """The tools as the reply lists them."""
     notes: tuple[str, ...] = ()
     """What of them is not enforced."""
 
     def client_tool(self, name: str) -> ClientTool:
-        """Return the client's tool behind a function that the model called."""
+        """Return the client's tool for the name of a function that the model called."""
         return self.client_tools.get(name) or ClientTool(name)
 
-    def model_name(self, namespace: str | None, name: str) -> str:
-        """Return the model's name of a client's tool, also of one that is no longer offered."""
-        model_name = self._model_names.get((namespace, name))
-        return model_name or (name if namespace is None else _qualified_name(namespace, name))
+    def function_name(self, namespace: str | None, name: str) -> str:
+        """Return the function name by which the model knows a client's tool, also one that is no longer offered."""
+        function_name = self._function_names.get((namespace, name))
+        return function_name or (name if namespace is None else _qualified_name(namespace, name))
 
     @cached_property
-    def _model_names(self) -> dict[tuple[str | None, str], str]:
-        """The model's name of each tool, by the client's namespace and name."""
-        return {(callee.namespace, callee.name): model_name for model_name, callee in self.client_tools.items()}
+    def _function_names(self) -> dict[tuple[str | None, str], str]:
+        """The function name of each tool, by the client's namespace and name."""
+        return {(callee.namespace, callee.name): function_name for function_name, callee in self.client_tools.items()}
 
 
 def read_offered_tools(fields: Mapping[str, Any]) -> tuple[OfferedTools, dict[str, Any]]:
@@ -193,7 +193,7 @@ def _tool_fields(tool: object) -> dict[str, Any]:
 
 
 def _build_tool(entry: _ToolEntry, name: str) -> Tool:
-    """Return the function that the model is offered for a tool. `name` is its name for the model."""
+    """Return the function, called `name`, that the model is offered for a client's tool."""
     fields = entry.fields
     with prefix_error_field(entry.path):
         description = require_type("description", fields.get("description", ""), str, "a text")
@@ -248,13 +248,13 @@ def _reply_tools(entries: Any) -> Iterator[Body]:
 
 
 def _read_tool_choice(choice: Any, callees: Mapping[str, ClientTool]) -> tuple[Any, frozenset[str] | None]:
-    """Return a `tool_choice`'s mode or forced tool, by the model's name, and the names of allowed tools (None: all)."""
+    """Return a `tool_choice`'s mode or forced function, and the names of the allowed functions (None: all)."""
     if not isinstance(choice, Mapping):
         is_tool_name = isinstance(choice, str) and choice not in CHOICES
-        return (_find_model_name({"name": choice}, callees) if is_tool_name else choice), None
+        return (_find_function_name({"name": choice}, callees) if is_tool_name else choice), None
     kind = choice.get("type")
     if kind != "allowed_tools":
-        return _find_model_name(choice, callees), None
+        return _find_function_name(choice, callees), None
     mode = choice.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"mode is {mode!r:.80}, but must be auto or required", field="mode")
@@ -268,12 +268,12 @@ def _read_tool_choice(choice: Any, callees: Mapping[str, ClientTool]) -> tuple[A
             if tool.get("type") == "namespace":
                 allowed_names |= {name for name, callee in callees.items() if callee.namespace == tool.get("name")}
             else:
-                allowed_names.add(_find_model_name(tool, callees))
+                allowed_names.add(_find_function_name(tool, callees))
     return mode, frozenset(allowed_names)
 
 
 def reply_tool_choice(choice: Any) -> Any:
-    """Return a `tool_choice` that was checked, as a reply repeats it: without parts that have no meaning here."""
+    """Return a checked `tool_choice` as a reply repeats it, without fields that have no effect here."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     reply_choice: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
@@ -282,8 +282,8 @@ def reply_tool_choice(choice: Any) -> Any:
     return reply_choice
 
 
-def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool]) -> str:
-    """Return the model's name of the tool that a `tool_choice` names. Raises InvalidRequest unless exactly one fits."""
+def _find_function_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool]) -> str:
+    """Return the function name of the tool that a `tool_choice` names. Raises InvalidRequest unless one tool fits."""
     kind, name = choice.get("type", "function"), choice.get("name")
     if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES:
         raise InvalidRequest(
@@ -293,8 +293,8 @@ def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool
         example = '{"type": "function", "name": ...}'
         raise InvalidRequest(f"it is {dict(choice)!r:.80}, but must be auto, none, required or {example}")
     matches = [
-        model_name
-        for model_name, callee in callees.items()
+        function_name
+        for function_name, callee in callees.items()
         if callee.name == name and choice.get("namespace") in (None, callee.namespace)
     ]
     top_level = [known for known in matches if callees[known].namespace is None]

@@ -156,7 +156,7 @@ def _read_include(fields: Mapping[str, Any], defaults: RequestDefaults) -> list[
 
 
 def _read_structured(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameter `structured` as the field `text` sets it; nothing if it does not. Raises InvalidRequest."""
+    """Return the parameter `structured` that the field `text` sets, or an empty dict. Raises InvalidRequest."""
     text = require_type("text", fields.get("text", {}), dict, "an object")
     with prefix_error_field("text"):
         reject_unknown_fields(text, ("format", "verbosity"), "`text`")
@@ -181,7 +181,7 @@ def _read_effort(fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _check_hint(name: str, value: object, known_values: tuple[str, ...]) -> None:
-    """Raise InvalidRequest unless a field without effect has one of the known values, or is missing."""
+    """Raise InvalidRequest if the field `name`, which has no effect, has a value that is not known."""
     if value is not None and value not in known_values:
         raise InvalidRequest(f"{name} is {value!r:.80}, but must be one of {', '.join(known_values)}", field=name)
 
@@ -217,7 +217,7 @@ _IGNORED_FIELDS = (
 
 
 def read_items(input_value: object, earlier_responses: EarlierResponses | None) -> list[tuple[str, Body]]:
-    """Return `input`'s items by path: references resolved, nulls and unreadable ones dropped. Raises InvalidRequest."""
+    """Return the items of `input`, each with its JSON path, without unread types and fields. Raises InvalidRequest."""
     if isinstance(input_value, str):
         if not input_value:
             raise InvalidRequest("the prompt is empty", field="input")
@@ -235,7 +235,7 @@ def read_items(input_value: object, earlier_responses: EarlierResponses | None) 
 
 
 def _read_item(raw_item: dict[str, Any], earlier_responses: EarlierResponses | None) -> Body | None:
-    """Return an item's known fields, or the stored item it refers to; None for what our models cannot read."""
+    """Return an item's known fields, or the stored item that it refers to; None for a type that is not read here."""
     kind = raw_item.get("type")
     kind = "message" if kind is None else require_name("type", kind)
     if kind not in _ITEM_FIELDS:
@@ -310,7 +310,7 @@ class _MessageBuilder:
             arguments: Mapping[str, Any] = {INPUT_ARGUMENT: read_text(item.get("input"), loose=True)}
         else:
             arguments = read_arguments(item.get("arguments"))
-        function = {"name": self._offered_tools.model_name(namespace, name), "arguments": arguments}
+        function = {"name": self._offered_tools.function_name(namespace, name), "arguments": arguments}
         return {
             "role": "assistant",
             "content": None,
@@ -332,7 +332,7 @@ def _as_list(content: Any) -> list[Any]:
 
 
 def _read_thoughts(item: Mapping[str, Any], seal: Seal | None) -> str:
-    """Return the text of a `reasoning` item, plain or unsealed. What another server sealed or summed up is left out."""
+    """Return the thoughts in a `reasoning` item, plain or unsealed; "" if another server sealed or summarized them."""
     thoughts, sealed_text = _plain_thoughts(item), item.get("encrypted_content", "")
     if sealed_text and seal is not None:
         unsealed_text = seal.unwrap(sealed_text) if isinstance(sealed_text, str) else None
@@ -350,8 +350,8 @@ def _plain_thoughts(item: Mapping[str, Any]) -> str:
 
 
 def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
-    """Return an item in the form to store: with an id only if the client gave one, and of fields without effect only
-    texts. If the model `sees`, images are kept for later turns, as the client sent them.
+    """Return an item in the form to store. It has an id only if the client gave one. If the model `sees`, images are
+    kept for later turns, as the client sent them.
     """
     kind = item["type"]
     stored_fields = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}

@@ -40,7 +40,7 @@ def test_the_functions_of_a_group_have_its_name_before_theirs() -> None:
     assert [tool.name for tool in made.tools] == ["find", "crm__find", "crm__list"]
     assert values["tools"] == list(made.tools)
     assert made.client_tool("crm__find") == ClientTool("find", "crm") and made.client_tool("find") == ClientTool("find")
-    assert made.model_name("crm", "find") == "crm__find" == OfferedTools().model_name("crm", "find")
+    assert made.function_name("crm", "find") == "crm__find" == OfferedTools().function_name("crm", "find")
     assert names({**GROUP, "name": "mcp__files__"}) == ["mcp__files__find", "mcp__files__list"]
 
 
@@ -60,7 +60,7 @@ def test_all_names_are_short_and_lead_back(groups: list[tuple[str, list[str]]], 
     called = {(made.client_tool(tool.name).namespace, made.client_tool(tool.name).name) for tool in made.tools}
     assert called == asked and len(made.tools) == count
     assert all(len(tool.name) <= MAX_NAME_LENGTH for tool in made.tools if made.client_tool(tool.name).namespace)
-    assert all(made.model_name(*pair) in {tool.name for tool in made.tools} for pair in asked)
+    assert all(made.function_name(*pair) in {tool.name for tool in made.tools} for pair in asked)
 
 
 def test_a_custom_tool_is_a_function_of_one_text() -> None:
