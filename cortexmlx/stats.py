@@ -260,7 +260,7 @@ class StoreStats:
     """Blocks that were written."""
     stored_bytes: int
     dropped_blocks: int
-    """Blocks that could not be written in time."""
+    """Blocks that were not written: too late, or refused by the disk."""
     read_blocks: int
     """Blocks that were read."""
     read_bytes: int

@@ -76,7 +76,7 @@ class MatrixGeometry(KernelGeometry):
 
     @property
     def parts(self) -> int:
-        """Parts of a value: 2 if the output and the numbers being loaded would not fit one simdgroup's registers."""
+        """Into how many parts each value vector is split: 2 if output and loads do not fit a simdgroup's registers."""
         return _value_parts(self.shape)
 
     @property

@@ -153,7 +153,7 @@ class KernelGeometry(ABC):
 
     @property
     def parts(self) -> int:
-        """Parts into which a value is cut, each computed by different simdgroups."""
+        """Into how many parts each value vector is split, each computed by different simdgroups."""
         return 1
 
     @property

@@ -26,7 +26,7 @@ class ChatLock:
 
     @classmethod
     def acquire(cls, chat: Path, state: Path) -> ChatLock | None:
-        """Lock a chat's file; return None if another chat holds the lock. `state` is the state folder."""
+        """Lock a saved chat's file; return None if another process has it open. `state` is the state folder."""
         name = blake2b(os.fsencode(os.path.realpath(chat)), digest_size=16).hexdigest()
         path = state / _FOLDER / f"{name}.lock"
         try:

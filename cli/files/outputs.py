@@ -94,7 +94,7 @@ def file_size(path: Path) -> int:
 
 
 def check_output(path: Path, option: str) -> None:
-    """Check that a file which `option` names can be written. Raises InvalidRequest with the next step."""
+    """Check that the file given by `option` can be written. Raises InvalidRequest, which says what to do instead."""
     target = Path(os.path.realpath(path))
     try:
         file_stat = path.stat()

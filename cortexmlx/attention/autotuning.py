@@ -73,8 +73,8 @@ def attention_jobs(
 
 
 def apply_chosen_methods(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
-    """Set in a backend the decode method that `chooser` chose for each layer and class. Where the default method won,
-    nothing is set: the backend's rules still decide, and note where no kernel serves.
+    """Set in a backend the decode method that `chooser` chose for each layer and class of steps. Where the default won,
+    nothing is set: the backend's rules go on deciding, and reporting where no kernel serves.
     """
     chosen_methods = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
     non_default_methods = {

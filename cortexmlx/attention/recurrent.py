@@ -33,9 +33,9 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Flat tokens of a step that a recurrent module gets in one call, `[rows, length]`: single tokens of some rows, or
-    consecutive ones of a row, or of several rows that verify equally many drafts. With `continues_previous`, it begins
-    with the state after the previous span.
+    """Tokens of a step that a recurrent module gets in one call, as `[rows, length]`: one token of each of some rows, a
+    run of tokens of one row, or equally long runs of rows that verify drafts. With `continues_previous`, it begins with
+    the state after the previous span.
     """
 
     tokens: IntArray

@@ -257,7 +257,7 @@ class DiskTier:
 
     @staticmethod
     def mark_stored(entry: PrefixEntry, group: int) -> None:
-        """Note that a piece of an entry is on disk."""
+        """Note that a piece of an entry was given to the writer. It stays so, too, if the writer drops it."""
         entry.on_disk = entry.on_disk | {group}
 
     def __len__(self) -> int:

@@ -149,7 +149,7 @@ class HangDetector:
         self._blocks: GroupCounts = ()
 
     def note_call(self, rank: int, number: int, call: AnyCall, now: float) -> None:
-        """Note that a call was sent to a rank. Calls of one number are of one kind."""
+        """Note that a call was sent to a rank. All ranks get the same kind of call under one `number`."""
         if number != self._newest_call[0]:
             self._newest_call = number, self._kind_of_call(call)
         self._ranks[rank].open.append((number, self._newest_call[1], now))

@@ -68,7 +68,7 @@ class PrefixEntry(PrefixNode):
     states: dict[int, int] = field(default_factory=dict, kw_only=True)
     """Snapshots of recurrent states, by the number of this block's tokens that they come after."""
     on_disk: frozenset[int] = field(default=frozenset(), kw_only=True)
-    """The groups, or `STATE`, whose piece of this entry is on disk."""
+    """The groups, or `STATE`, whose piece of this entry is on disk, or was given to the writer, which may drop it."""
     transient: bool = field(default=False, kw_only=True)
     """Whether only transient sequences have used it: see `KVCache.allocate_for`."""
     is_removed: bool = field(default=False, kw_only=True)

@@ -251,7 +251,7 @@ class WeightsDownload:
         return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
 
     def _partial_size(self, file: LargeFile) -> int:
-        """Return how many bytes an earlier download left of a file; 0 if more than the file has."""
+        """Return how many bytes of a file an interrupted download has left; 0 if they are too many."""
         try:
             size = self._partial_path(file).stat().st_size
         except OSError:

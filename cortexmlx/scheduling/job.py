@@ -213,7 +213,7 @@ class Job:
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def lose_row(self) -> int:
-        """Reset the job after its row and blocks are gone. Drop the tokens that `keep` drops, and return how many."""
+        """Reset the job, whose row and blocks are gone. Drop the tokens that its policy drops; return how many."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0

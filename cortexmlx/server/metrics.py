@@ -73,7 +73,7 @@ _STORE_METRICS = (
     _Metric("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
     _Metric("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
     _Metric("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
-    _Metric("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
+    _Metric("disk_dropped_blocks_total", "Blocks that were not written.", attrgetter("dropped_blocks")),
 )
 
 

@@ -139,7 +139,7 @@ class TimeLedger:
         return worst_switch if worst_switch * rows > BUDGET_CAP else 0.0
 
     def begin_excursion(self, pending: bool) -> None:
-        """Begin an excursion, unless one is open, to verify drafts. It includes a switch if steps are `pending`."""
+        """Begin to time an excursion (see above) unless one is open. It has a switch if decode steps are `pending`."""
         if not self._in_excursion:
             self._in_excursion, self._includes_switch, self._lost_time = True, pending, 0.0
 

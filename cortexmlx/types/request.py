@@ -127,7 +127,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from submission to the prefill's start, the first token and the end, and the rates of both phases."""
+    """Seconds from submission to the prefill's start, the first token (or the end) and the end; both phases' rates."""
 
     queued: float
     ttft: float
