@@ -49,7 +49,7 @@ def tokens(text: str, folder: Path) -> list[str]:
 def test_the_engine_sends_these_texts_and_no_comment_of_them() -> None:
     texts = sent_texts()
     of_partitions = len(GEOMETRIES) + sum(g.quantized_entry is not None for g in GEOMETRIES.values())
-    assert len(texts) == 2 * of_partitions + 3 + 4, "with partial and whole results; reduce, prefill, tail; products"
+    assert len(texts) == 2 * of_partitions + 3 + 4, "with partial and whole results; reduce, prefill, tail; matmuls"
     for name, text in texts.items():
         assert text.isascii(), name
         assert not re.search(r"//|/\*|[ \t]\n|\n[ \t]|  ", text), name
@@ -57,7 +57,7 @@ def test_the_engine_sends_these_texts_and_no_comment_of_them() -> None:
 
 
 def test_a_plain_kernel_carries_no_quantized_code() -> None:
-    texts = {name: text for name, text in sent_texts().items() if "product" not in name}
+    texts = {name: text for name, text in sent_texts().items() if "matmul" not in name}
     named = re.findall(r"^struct (\w+)|\binline [\w<> ]+?(\w+)\(", "".join(map(kernel_text, QUANTIZED_HEADERS)), re.M)
     only = {a or b for a, b in named} - {"from_slot", "head_of", "sum_queries", "add_scores", "clear", "rescale"}
     only -= {"add_biases", "add_values", "load_token", "Biases"}  # those have a plain twin

@@ -22,7 +22,7 @@ import pytest
 
 from cortexmlx.attention.selfcheck_problems import make_decode_problem
 from cortexmlx.matmul.selfcheck import MatmulProblem
-from cortexmlx.matmul.selfcheck import make_problem as make_product
+from cortexmlx.matmul.selfcheck import make_problem
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.metal.lab.sim.toolchain import RUNTIME, find_compiler
@@ -336,7 +336,7 @@ def multiplied(problem: MatmulProblem) -> mx.array:
     ids=lambda product: product.label,
 )
 def test_the_text_of_products_gives_them_on_a_cpu(product: MatmulVariant, tmp_path: Path) -> None:
-    problem = make_product(product.shape, product.rows)
+    problem = make_problem(product.shape, product.rows)
     with cuda_on_host(tmp_path):
         got = multiplied(problem)
     assert error(np.array(got.astype(mx.float32)), problem.expected) < TOLERANCE[product.shape.dtype]
@@ -351,7 +351,7 @@ def test_it_compiles_with_its_registers(v: Variant | PrefillVariant | MatmulVari
     """
     with cuda_on_host(tmp_path, run=False) as host:
         if isinstance(v, MatmulVariant):
-            multiplied(make_product(v.shape, v.rows))
+            multiplied(make_problem(v.shape, v.rows))
         elif isinstance(v, PrefillVariant):
             given = prefill_problem.random_prompts(v, [5]), [prefill_problem.Stretch(0, 0, 5)]
             PrefillKernel(cuda_factory)(*prefill_problem.problem(v, *given))
