@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.selfcheck_problems import make_decode_problem
-from cortexmlx.matmul.selfcheck import MatmulProblem
-from cortexmlx.matmul.selfcheck import make_problem
+from cortexmlx.matmul.selfcheck import MatmulProblem, make_problem
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.metal.lab.sim.toolchain import RUNTIME, find_compiler
