@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
@@ -262,7 +263,8 @@ class BatchFiles:
             for path in (self._output, self._errors):
                 if path is not None and is_regular(path):
                     self._record_file(path)
-            self._run.check_lines(digests, self.done_keys, self.failed_keys)
+            self._run.check_lines(identity.source, digests, self.done_keys, self.failed_keys)
+            self._note_old_errors(self._run.read_settings().get("errors"))
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin or resume the run, save the digests of the input lines, and return the writer."""
@@ -291,11 +293,27 @@ class BatchFiles:
             path is not None and file_size(path) > 0 for path in (self._output, self._errors)
         )
 
+    def _note_old_errors(self, errors: str | None) -> None:
+        """Say what is asked again since its record is only in the file for errors that an earlier run had."""
+        if errors is None or errors in [str(file.path) for file in self._read.values()]:
+            return
+        with contextlib.suppress(OSError, InvalidRequest):  # it is another file by now
+            if count := len(set(RecordFile(Path(errors)).keys) - self.done_keys):
+                subject = "1 request that failed: it is" if count == 1 else f"{count} requests that failed: they are"
+                console.print_note(f"{errors} has records of {subject} asked again")
+
+    def _is_kept(self, path: Path, record: Body) -> bool:
+        """Return whether the record of a request stays in a file. One that does not is asked again."""
+        if self._is_retry and (record.get("error") or is_cut(record)):
+            return False
+        if path == self._output:
+            return self._errors is None or not record.get("error")
+        return record_key(record) not in self.done_keys  # it was answered since it failed
+
     def _record_file(self, path: Path, *, is_new: bool = False) -> RecordFile:
         """Return the `RecordFile` of a path, reading the file only once."""
         if path not in self._read:
-            keep = (lambda record: not (record.get("error") or is_cut(record))) if self._is_retry else None
-            file = self._read[path] = RecordFile(path, keep, is_new=is_new)
+            file = self._read[path] = RecordFile(path, partial(self._is_kept, path), is_new=is_new)
             self.done_keys.update(file.keys)
             self.failed_keys.update(file.failed_keys)
         return self._read[path]

@@ -4,7 +4,7 @@ OUT.run, beside OUT, holds the settings of the run: the model, the parameters an
 is refused, since it would mix two kinds of answers in one file. A second run is refused while the first one writes.
 
 For an input that is a file, OUT.run also has a digest of each line. A record is not taken for the answer to a line that
-has changed.
+has changed. The file itself may be moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
 
 _LONGEST_NAME = 80
-_APART = ("params", "defaults")
+_APART = ("params", "defaults", "errors")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class BatchRunFile:
         current_settings = run.as_json()
         if run.weights is None:  # not known yet
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
-        changed_names = _differing_settings(saved_settings, current_settings)
+        changed_names = list(_differing_settings(saved_settings, current_settings))
         if changed_names and not (is_retry and changed_names == ["max_tokens"]):
             retry = "--retry-errors to ask again what failed or ended before its form was whole, "
             raise InvalidRequest(
@@ -165,9 +165,17 @@ class BatchRunFile:
         return int(saved_settings["created"])
 
     def check_lines(
-        self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
+        self, source: str, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
     ) -> None:
-        """Raise InvalidRequest if an input line changed after its record was written. The keys are those of lines."""
+        """Raise InvalidRequest if an input line changed after its record was written, or if the input is not the same
+        file and lacks such a line. The keys are those of lines.
+        """
+        saved_source = self.read_settings().get("source")
+        if saved_source != _stable_source(source) and (missing_keys := sorted(set(done_keys) - digests.keys())):
+            raise InvalidRequest(
+                f"{self._output.name} holds what {saved_source} asked, and {source} lacks the requests named "
+                f"{_key_summary(missing_keys)}: give an input with them, or give -o another name"
+            )
         saved_digests = self._saved_digests()
         changed_keys = [
             key for key in digests if key in done_keys and saved_digests.get(key, digests[key]) != digests[key]
@@ -201,29 +209,24 @@ class BatchRunFile:
         return digests
 
 
-def _differing_settings(saved_settings: Mapping[str, Any], current_settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings in which two runs differ.
+def _differing_settings(
+    saved_settings: Mapping[str, Any], current_settings: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the saved and the current value of each setting in which two runs differ. Two input files do not differ.
 
     A setting that one version of the program does not know has its default in that version's runs. Only the version
     that knows the setting can tell the default, so each run writes its defaults down.
     """
-    missing = object()
-    default_settings = asdict(RunIdentity("", "", None, False, SamplingParams()))
-    changed_names = [
-        key
-        for key in current_settings
-        if key not in _APART and saved_settings.get(key, default_settings[key]) != current_settings[key]
-    ]
-    changed_names += [
-        key for key in saved_settings if key not in (*current_settings, "created") and saved_settings[key] is not None
-    ]
+    values = {**asdict(RunIdentity("", "", None, False, SamplingParams())), **saved_settings}
+    pairs = {key: (values[key], current_settings.get(key)) for key in values if key not in (*_APART, "created")}
+    if "-" not in pairs["source"]:
+        del pairs["source"]
     saved_params, current_params = saved_settings["params"], current_settings["params"]
     defaults = {**saved_settings.get("defaults", {}), **current_settings["defaults"]}
     for name in {**current_params, **saved_params}:
-        default = defaults.get(name, missing)
-        if saved_params.get(name, default) != current_params.get(name, default):
-            changed_names.append(name)
-    return changed_names
+        default = defaults.get(name)
+        pairs[name] = saved_params.get(name, default), current_params.get(name, default)
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 def _stable_source(source: str) -> str:

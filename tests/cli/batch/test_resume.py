@@ -163,6 +163,35 @@ def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Pa
     assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
 
 
+def test_errors_are_where_the_last_run_says(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (files[1].with_name(name) for name in ("first", "second"))
+    batch(files, "--errors", str(first))
+    for options, place in (([], files[1]), (["--errors", str(second)], second)):
+        assert batch(files, "--resume", *options) == 1 and asked(fakes) == ["!fail"]
+        assert f"{first} has records of 1 request that failed: it is asked again" in capsys.readouterr().err
+        assert [path for path in (files[1], second) if path.exists() and '"q2"' in path.read_text()] == [place]
+        assert batch(files, "--resume", *options) == 1 and "asked again" not in capsys.readouterr().err
+    assert batch(files, "--resume") == 1 and records(files[1])[2]["error"]
+    files[0].write_text(files[0].read_text().replace("!fail", "c"))
+    assert batch(files, "--resume", "--retry-errors") == 0
+    assert batch(files, "--resume", "--errors", str(first)) == 0 and first.read_text() == "", "it was answered since"
+
+
+def test_an_input_that_was_moved_goes_on_and_another_one_does_not(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    moved = files[0].rename(files[0].with_name("moved.jsonl"))
+    moved.write_text(moved.read_text() + '{"id": "q4", "prompt": "e"}\n')
+    assert batch((moved, files[1]), "--resume") == 1 and asked(fakes) == ["e"]
+    moved.write_text('{"id": "other", "prompt": "e"}\n')
+    assert batch((moved, files[1]), "--resume") == 1 and len(records(files[1])) == 5
+    said = f'out.jsonl holds what {files[0]} asked, and {moved} lacks the requests named "q0" and 4 more: give '
+    assert said in capsys.readouterr().err
+
+
 def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +253,6 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
         (["--raw"], "raw"),
         (["--adapter", "tuned"], "adapter"),
         (["--kv-bits", "4"], "kv_bits"),
-        (["--errors", "errors"], "errors"),
         (["--no-think"], "template_vars"),
     ],
 )
@@ -293,7 +321,7 @@ def test_an_option_that_an_older_version_did_not_know_was_not_given(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch(files)
-    for name in ("adapter", "kv_bits", "keep", "errors", "template_vars"):
+    for name in ("adapter", "kv_bits", "keep", "template_vars"):
         in_another_version(files[1], lambda before, name=name: before.pop(name))  # type: ignore[misc]
         assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err, name
 
