@@ -27,7 +27,7 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
 
-_LONGEST_NAME = 80
+_LONGEST_NAME, _LONGEST_VALUE = 80, 300
 _APART = ("params", "defaults", "errors")
 
 
@@ -155,12 +155,17 @@ class BatchRunFile:
         current_settings = run.as_json()
         if run.weights is None:  # not known yet
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
-        changed_names = list(_differing_settings(saved_settings, current_settings))
-        if changed_names and not (is_retry and changed_names == ["max_tokens"]):
+        changes = _differing_settings(saved_settings, current_settings)
+        only_length = changes.keys() == {"max_tokens"}
+        if changes and not (is_retry and only_length):
+            texts = [
+                name if name.endswith("weights") else f"{name} was {_value_text(old)}, now {_value_text(new)}"
+                for name, (old, new) in changes.items()
+            ]
             retry = "--retry-errors to ask again what failed or ended before its form was whole, "
             raise InvalidRequest(
-                f"{self._output.name} was written with other settings ({', '.join(changed_names)}): use the same, "
-                f"{retry if changed_names == ['max_tokens'] else ''}or --force to begin again"
+                f"{self._output.name} was written with other settings ({'; '.join(texts)}): use the same, "
+                f"{retry if only_length else ''}or --force to begin again"
             )
         return int(saved_settings["created"])
 
@@ -234,6 +239,11 @@ def _stable_source(source: str) -> str:
     path = Path(source)
     is_piped = descriptor_of(path) is not None and not path.is_file()
     return "-" if source == "-" or is_piped else str(path.resolve())
+
+
+def _value_text(value: object) -> str:
+    """Return a setting's value for a message."""
+    return "none" if value is None else f"{json.dumps(value, ensure_ascii=False):.{_LONGEST_VALUE}}"
 
 
 def _key_summary(keys: Sequence[str]) -> str:

@@ -248,12 +248,12 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--max-tokens", "3", "--seed", "1"], "max_tokens, seed"),
-        (["--system", "Be brief."], "system"),
-        (["--raw"], "raw"),
-        (["--adapter", "tuned"], "adapter"),
-        (["--kv-bits", "4"], "kv_bits"),
-        (["--no-think"], "template_vars"),
+        (["--max-tokens", "3", "--seed", "1"], "max_tokens was 256, now 3; seed was none, now 1"),
+        (["--system", "Be brief."], 'system was none, now "Be brief."'),
+        (["--raw"], "raw was false, now true"),
+        (["--adapter", "/tuned"], 'adapter was none, now "/tuned"'),
+        (["--kv-bits", "4"], "kv_bits was none, now 4"),
+        (["--no-think"], 'template_vars was none, now {"enable_thinking": false}'),
     ],
 )
 def test_another_kind_of_run_is_refused_with_what_differs(
@@ -314,7 +314,7 @@ def test_a_setting_that_an_older_version_did_not_know_had_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     if name == "min_p":
         assert batch(files, "--resume", "--min-p", "0.1") == 1
-        assert "was written with other settings (min_p)" in capsys.readouterr().err
+        assert "was written with other settings (min_p was 0.0, now 0.1)" in capsys.readouterr().err
 
 
 def test_an_option_that_an_older_version_did_not_know_was_not_given(
@@ -339,10 +339,13 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before["params"].update(not_yet_invented=2.0))
     assert batch(files, "--resume") == 1
-    assert "was written with other settings (not_yet_invented)" in capsys.readouterr().err
+    assert "was written with other settings (not_yet_invented was 2.0, now -1.0)" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before.update(draft_model="small"))
     assert batch(files, "--resume") == 1
-    assert "was written with other settings (draft_model, not_yet_invented)" in capsys.readouterr().err
+    assert (
+        'was written with other settings (draft_model was "small", now none; not_yet_invented was 2.0, now -1.0)'
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
