@@ -102,10 +102,8 @@ def test_answers_whose_form_was_cut_are_asked_again_with_more_tokens(
     line = ["batch", "fake", str(source), "-o", str(out), "--format", "lines", "--schema", "json", "-n"]
     assert run([*line, "2"]) == 0 and ["notes" in record for record in records(out)] == [False, True]
     assert run([*line, "99", "--resume"]) == 1
-    assert (
-        "(max_tokens was 2, now 99): use the same, --retry-errors to ask again what failed or ended before its form was whole, or "
-        in capsys.readouterr().err
-    )
+    said = "--retry-errors to ask again what failed or ended before its form was whole, or "
+    assert f"(max_tokens was 2, now 99): use the same, {said}" in capsys.readouterr().err
     assert run([*line, "99", "--resume", "--retry-errors"]) == 0
     assert [record["text"] for record in records(out)] == ["{}", '{ "a": 1 }'] and len(fakes.engine.seen) == 2
 
