@@ -278,7 +278,8 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
     for line, message in run.first_failures:
         console.print_note(f"line {line}: {to_single_line(message)}")
     if run.failed_count > len(run.first_failures):
-        console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
+        more = run.failed_count - len(run.first_failures)
+        console.print_note(f"and {more} more: each record in {files.error_name} has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
         again = (

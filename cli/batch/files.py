@@ -219,6 +219,7 @@ class BatchFiles:
     - `created`: when the run first began, in seconds since 1970.
     - `done_keys`: the keys of all existing records.
     - `failed_keys`: the keys of the error records among them.
+    - `error_name`: what takes error records.
     """
 
     def __init__(self, output: Path, errors: Path | None, mode: ExistingFileMode, source: str) -> None:
@@ -233,6 +234,7 @@ class BatchFiles:
         self.done_keys: set[str] = set()
         self.failed_keys: set[str] = set()
         self.created = int(time.time())
+        self.error_name = "stdout" if (errors or output) == STDOUT else str(errors or output)
         self._output = output
         self._errors = errors
         self._is_retry = mode is ExistingFileMode.RETRY

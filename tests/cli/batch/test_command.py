@@ -140,18 +140,20 @@ def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(
     assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
     first, broken, failed, empty, last, full = records(out)
     assert (first["text"], last["text"]) == ("You said: a", "You said: b")
-    assert broken["error"]["line"] == 2 and broken["error"]["message"].startswith("not JSON")
+    assert broken["error"]["line"] == 2 and broken["error"]["message"].startswith(
+        "not JSON: Expecting property name enclosed in double quotes at column 2"
+    )
     message = "prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"
     assert failed == {"id": 7, "error": {"code": "invalid_request", "message": message, "line": 3}}
     assert empty["error"] == {"code": "invalid_request", "message": "the prompt is empty", "line": 4}
     assert full["error"]["code"] == "KVCacheFull"
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("cortexmlx: 2 answered, 4 failed")
-    assert told[1].startswith("cortexmlx: line 2: not JSON")
+    assert told[1] == f"cortexmlx: line 2: {broken['error']['message']}"
     assert told[2:] == [
         f"cortexmlx: line 3: {message}",
         "cortexmlx: line 4: the prompt is empty",
-        "cortexmlx: and 1 more: each record has its error",
+        f"cortexmlx: and 1 more: each record in {out} has its error",
     ]
 
 

@@ -277,13 +277,20 @@ def test_an_output_of_unknown_origin_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--resume"], ["-o", "out", "--retry-errors"], ["-o", "out", "--resume", "--force"], ["--raw", "--system", "s"]],
+    ("options", "says"),
+    [
+        (["--resume"], "value: --resume needs -o OUT\n"),
+        (["--resume", "--retry-errors"], "value: --resume needs -o OUT\n"),
+        (["-o", "out", "--retry-errors"], "value: --retry-errors needs --resume\n"),
+        (["--retry-errors"], "value: --retry-errors needs --resume and -o OUT\n"),
+        (["-o", "out", "--resume", "--force"], "give one of them"),
+        (["--raw", "--system", "s"], "--raw leaves out"),
+    ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(
-    options: list[str], files: tuple[Path, Path], fakes: Fakes
+    options: list[str], says: str, files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["batch", "fake", str(files[0]), *options]) == 2
+    assert run(["batch", "fake", str(files[0]), *options]) == 2 and says in capsys.readouterr().err
 
 
 def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> None:
