@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, TextIO
 
 from cortexmlx.cli.batch.resume import BatchRunFile, RunIdentity, side_paths
 from cortexmlx.cli.files.outputs import (
@@ -35,16 +35,6 @@ from cortexmlx.protocols.request import Body
 from cortexmlx.system.files import write_atomically
 
 _REST = "what it holds stays, and with --resume the rest is asked"
-
-
-class RecordSink(Protocol):
-    """A destination that JSON records are appended to."""
-
-    def append(self, record: Body) -> None:
-        """Write one record, so that it survives the end of the process."""
-
-    def sync(self) -> None:
-        """Flush the records to the disk, so that they survive a power failure."""
 
 
 class RecordFile:
@@ -172,7 +162,7 @@ def is_cut(value: object) -> bool:
 class BatchWriter:
     """Writes answers to `output` and failed requests to `errors`, which may be the same file."""
 
-    def __init__(self, output: RecordSink, errors: RecordSink) -> None:
+    def __init__(self, output: RecordFile | RecordStream, errors: RecordFile | RecordStream) -> None:
         self._output = output
         self._errors = errors
 

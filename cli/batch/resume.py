@@ -56,11 +56,10 @@ class RunIdentity:
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON, as OUT.run stores them."""
         settings = {**asdict(self), "source": _stable_source(self.source)}
-        settings["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
-        adapter_paths = {
-            name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()
-        }
-        settings["adapters"] = adapter_paths or None
+        settings["adapter"] = None if self.adapter is None else os.path.realpath(os.path.expanduser(self.adapter))
+        settings["adapters"] = {
+            name: os.path.realpath(os.path.expanduser(each)) for name, each in (self.adapters or {}).items()
+        } or None
         settings["errors"] = None if self.errors is None else str(self.errors.resolve())
         settings["defaults"] = asdict(SamplingParams())
         for params in (settings["params"], settings["defaults"]):
@@ -101,16 +100,12 @@ class BatchRunFile:
         self._file.seek(0)
         try:
             settings = json.loads(self._file.readline())
-            settings["created"] = int(settings["created"])
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise self.unreadable_error() from None
-        return dict(settings)
-
-    def unreadable_error(self) -> InvalidRequest:
-        """Return the error for a run whose settings cannot be read."""
-        return InvalidRequest(
-            f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
-        )
+            defaults, created = {**settings.get("defaults", {})}, int(settings["created"])
+            return {**settings, "params": {**settings["params"]}, "defaults": defaults, "created": created}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            raise InvalidRequest(
+                f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
+            ) from None
 
     def start(self, run: RunIdentity) -> int:
         """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
@@ -148,10 +143,6 @@ class BatchRunFile:
         InvalidRequest if they differ from `run` or cannot be read. With `is_retry`, `max_tokens` may differ.
         """
         saved_settings = self.read_settings()
-        if not all(
-            isinstance(each, dict) for each in (saved_settings.get("params"), saved_settings.get("defaults", {}))
-        ):
-            raise self.unreadable_error()
         current_settings = run.as_json()
         if run.weights is None:  # not known yet
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
@@ -227,7 +218,7 @@ def _differing_settings(
     if "-" not in pairs["source"]:
         del pairs["source"]
     saved_params, current_params = saved_settings["params"], current_settings["params"]
-    defaults = {**saved_settings.get("defaults", {}), **current_settings["defaults"]}
+    defaults = {**saved_settings["defaults"], **current_settings["defaults"]}
     for name in {**current_params, **saved_params}:
         default = defaults.get(name)
         pairs[name] = saved_params.get(name, default), current_params.get(name, default)

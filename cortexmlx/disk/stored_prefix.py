@@ -90,14 +90,13 @@ class StoredPrefix:
             details.insert(0, "weights or configuration (another model, or another adapter in it)")
             if model != self.model:
                 subject = f"the prefix {self.name!r} was computed by {self.model}, and this engine has {model}"
-        options, name = (
-            {"block size": f"block_size {self.block_size} (--block-size {self.block_size})"},
-            "keys and values",
-        )
-        own_bits, bits = (re.search(r"(\d+) bits", each.get(name, "")) for each in (self.parts, parts))
-        if own_bits or bits:
-            options[name] = f"kv_bits {own_bits[1]} (--kv-bits {own_bits[1]})" if own_bits else "no kv_bits (--kv-bits)"
-        fits = differences and all(name in options for name in differences)
+        options = {"block size": f"block_size {self.block_size} (--block-size {self.block_size})"}
+        bits, here = (re.findall(r"(\d+) bits", each.get("keys and values", "")) for each in (self.parts, parts))
+        if bits or here:
+            options["keys and values"] = (
+                f"kv_bits {bits[0]} (--kv-bits {bits[0]})" if bits else "no kv_bits (--kv-bits)"
+            )
+        fits = differences and options.keys() >= set(differences)
         advice = f"use {' and '.join(options[name] for name in differences)}, or " if fits else ""
         raise PrefixRefused(
             f"{subject}: other {' and other '.join(details) or 'layers'}. Its keys and values would be wrong here: "

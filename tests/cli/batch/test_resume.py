@@ -132,14 +132,6 @@ def test_functions_are_no_part_of_what_a_run_was() -> None:
     assert "temperature" in params and "logits_processors" not in params
 
 
-def test_what_rows_keep_is_part_of_what_a_run_was(files: tuple[Path, Path], fakes: Fakes) -> None:
-    batch(files, "--keep-last", "100")
-    with_it = files[1].read_bytes()
-    assert batch(files, "--resume") == 1 and files[1].read_bytes() == with_it and len(fakes.opened) == 1
-    same = ["--resume", "--retry-errors", "--keep-last", "100", "--keep-first", "4"]
-    assert batch(files, *same) == 1 and len(fakes.opened) == 2
-
-
 def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,30 +144,21 @@ def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
     assert "4 were there already, 1 of them errors: --retry-errors asks them again\n" in capsys.readouterr().err
 
 
-def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Path], fakes: Fakes) -> None:
-    errors = files[1].with_name("errors.jsonl")
-    assert batch(files, "--errors", str(errors)) == 1
-    assert [[r["id"] for r in records(path)] for path in (files[1], errors)] == [["q0", "q1", "q3"], ["q2"]]
-    assert batch(files, "--resume", "--errors", str(errors)) == 1 and len(fakes.opened) == 1
-    files[0].write_text(files[0].read_text().replace("!fail", "c"))
-    assert batch(files, "--resume", "--retry-errors", "--errors", str(errors)) == 0
-    assert asked(fakes) == ["c"] and errors.read_text() == ""
-    assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
-
-
-def test_errors_are_where_the_last_run_says(
+def test_errors_are_asked_again_and_where_the_last_run_says(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = (files[1].with_name(name) for name in ("first", "second"))
-    batch(files, "--errors", str(first))
-    for options, place in (([], files[1]), (["--errors", str(second)], second)):
+    for options in ([], ["--resume"]):
+        assert batch(files, "--errors", str(first), *options) == 1 and len(fakes.opened) == 1
+        assert [[r["id"] for r in records(path)] for path in (files[1], first)] == [["q0", "q1", "q3"], ["q2"]]
+    for place, options in ((files[1], []), (second, ["--errors", str(second)])):
         assert batch(files, "--resume", *options) == 1 and asked(fakes) == ["!fail"]
         assert f"{first} has records of 1 request that failed: it is asked again" in capsys.readouterr().err
         assert [path for path in (files[1], second) if path.exists() and '"q2"' in path.read_text()] == [place]
         assert batch(files, "--resume", *options) == 1 and "asked again" not in capsys.readouterr().err
-    assert batch(files, "--resume") == 1 and records(files[1])[2]["error"]
     files[0].write_text(files[0].read_text().replace("!fail", "c"))
-    assert batch(files, "--resume", "--retry-errors") == 0
+    assert batch(files, "--resume", "--retry-errors", "--errors", str(second)) == 0
+    assert asked(fakes) == ["c"] and [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
     assert batch(files, "--resume", "--errors", str(first)) == 0 and first.read_text() == "", "it was answered since"
 
 
@@ -251,6 +234,7 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
         (["--max-tokens", "3", "--seed", "1"], "max_tokens was 256, now 3; seed was none, now 1"),
         (["--system", "Be brief."], 'system was none, now "Be brief."'),
         (["--raw"], "raw was false, now true"),
+        (["--keep-last", "100"], 'keep was none, now {"first": 4, "last": 100}'),
         (["--adapter", "/tuned"], 'adapter was none, now "/tuned"'),
         (["--kv-bits", "4"], "kv_bits was none, now 4"),
         (["--no-think"], 'template_vars was none, now {"enable_thinking": false}'),
@@ -280,7 +264,6 @@ def test_an_output_of_unknown_origin_is_refused(
     ("options", "says"),
     [
         (["--resume"], "value: --resume needs -o OUT\n"),
-        (["--resume", "--retry-errors"], "value: --resume needs -o OUT\n"),
         (["-o", "out", "--retry-errors"], "value: --retry-errors needs --resume\n"),
         (["--retry-errors"], "value: --retry-errors needs --resume and -o OUT\n"),
         (["-o", "out", "--resume", "--force"], "give one of them"),
