@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_engine(config: EngineConfig) -> Iterator[Engine]:
-    """Load the model with a progress bar on stderr. Close the engine at the end of the context."""
+def open_engine(config: EngineConfig, interrupt_note: str = "") -> Iterator[Engine]:
+    """Load the model with a progress bar on stderr. Close the engine at the end of the context. Ctrl-C while it loads
+    ends the process, with a note if there is one.
+    """
     try:
         engine = _load_with_progress(config)
     except KeyboardInterrupt:  # nothing can be lost yet, and the thread would load to the end
+        if interrupt_note:
+            console.print_note(interrupt_note)
         exit_immediately()
     with engine:
         yield engine

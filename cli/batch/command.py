@@ -201,9 +201,15 @@ def batch(
         )
         files.check(identity, ids.digests)
         if known_ids is not None and known_ids.lines.keys() <= files.done_keys:
-            finish_complete_run(files, ids, source, in_order=ordered, identity=identity)
-            return
-        with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
+            files.open(identity, ids.digests)  # without a model
+            if ordered:
+                files.sort_records(ids.lines)
+            if not ids.lines:
+                console.print_note(f"{source} has no requests")
+            print_done_before(files)
+            raise typer.Exit(FAILED if files.failed_keys else 0)
+        note = "interrupted while the model was loading: no request was begun. The same command begins again"
+        with engines.open_engine(replace(config, model=model, resume_lost=True), note) as engine:
             engines.print_notes(engine)
             if read_elsewhere is not None and (reason := engines.why_no_images(engine)):
                 raise InvalidRequest(f"images were to be read (--images-from, --fetch-images), but {reason}")
@@ -240,20 +246,6 @@ def batch(
         raise typer.Exit(FAILED)
 
 
-def finish_complete_run(
-    files: BatchFiles, ids: RequestIds, source: str, *, in_order: bool, identity: RunIdentity
-) -> None:
-    """Finish a run whose requests all have records, without a model: sort the records if `in_order`, report them."""
-    files.open(identity, ids.digests)
-    if in_order:
-        files.sort_records(ids.lines)
-    if not ids.lines:
-        console.print_note(f"{source} has no requests")
-    print_done_before(files)
-    if files.failed_keys:
-        raise typer.Exit(FAILED)
-
-
 def print_done_before(files: BatchFiles) -> None:
     """Print how many records existed before this run."""
     if files.done_keys:
@@ -278,7 +270,8 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
     for line, message in run.first_failures:
         console.print_note(f"line {line}: {to_single_line(message)}")
     if run.failed_count > len(run.first_failures):
-        console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
+        more = run.failed_count - len(run.first_failures)
+        console.print_note(f"and {more} more: each record in {files.error_name} has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
         again = (

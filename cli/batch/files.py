@@ -9,8 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, TextIO
 
 from cortexmlx.cli.batch.resume import BatchRunFile, RunIdentity, side_paths
 from cortexmlx.cli.files.outputs import (
@@ -34,16 +35,6 @@ from cortexmlx.protocols.request import Body
 from cortexmlx.system.files import write_atomically
 
 _REST = "what it holds stays, and with --resume the rest is asked"
-
-
-class RecordSink(Protocol):
-    """A destination that JSON records are appended to."""
-
-    def append(self, record: Body) -> None:
-        """Write one record, so that it survives the end of the process."""
-
-    def sync(self) -> None:
-        """Flush the records to the disk, so that they survive a power failure."""
 
 
 class RecordFile:
@@ -171,7 +162,7 @@ def is_cut(value: object) -> bool:
 class BatchWriter:
     """Writes answers to `output` and failed requests to `errors`, which may be the same file."""
 
-    def __init__(self, output: RecordSink, errors: RecordSink) -> None:
+    def __init__(self, output: RecordFile | RecordStream, errors: RecordFile | RecordStream) -> None:
         self._output = output
         self._errors = errors
 
@@ -218,6 +209,7 @@ class BatchFiles:
     - `created`: when the run first began, in seconds since 1970.
     - `done_keys`: the keys of all existing records.
     - `failed_keys`: the keys of the error records among them.
+    - `error_name`: what takes error records.
     """
 
     def __init__(self, output: Path, errors: Path | None, mode: ExistingFileMode, source: str) -> None:
@@ -232,6 +224,7 @@ class BatchFiles:
         self.done_keys: set[str] = set()
         self.failed_keys: set[str] = set()
         self.created = int(time.time())
+        self.error_name = "stdout" if (errors or output) == STDOUT else str(errors or output)
         self._output = output
         self._errors = errors
         self._is_retry = mode is ExistingFileMode.RETRY
@@ -262,7 +255,8 @@ class BatchFiles:
             for path in (self._output, self._errors):
                 if path is not None and is_regular(path):
                     self._record_file(path)
-            self._run.check_lines(digests, self.done_keys, self.failed_keys)
+            self._run.check_lines(identity.source, digests, self.done_keys, self.failed_keys)
+            self._note_old_errors(self._run.read_settings().get("errors"))
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin or resume the run, save the digests of the input lines, and return the writer."""
@@ -291,11 +285,27 @@ class BatchFiles:
             path is not None and file_size(path) > 0 for path in (self._output, self._errors)
         )
 
+    def _note_old_errors(self, errors: str | None) -> None:
+        """Say what is asked again since its record is only in the file for errors that an earlier run had."""
+        if errors is None or errors in [str(file.path) for file in self._read.values()]:
+            return
+        with contextlib.suppress(OSError, InvalidRequest):  # it is another file by now
+            if count := len(set(RecordFile(Path(errors)).keys) - self.done_keys):
+                subject = "1 request that failed: it is" if count == 1 else f"{count} requests that failed: they are"
+                console.print_note(f"{errors} has records of {subject} asked again")
+
+    def _is_kept(self, path: Path, record: Body) -> bool:
+        """Return whether the record of a request stays in a file. One that does not is asked again."""
+        if self._is_retry and (record.get("error") or is_cut(record)):
+            return False
+        if path == self._output:
+            return self._errors is None or not record.get("error")
+        return record_key(record) not in self.done_keys  # it was answered since it failed
+
     def _record_file(self, path: Path, *, is_new: bool = False) -> RecordFile:
         """Return the `RecordFile` of a path, reading the file only once."""
         if path not in self._read:
-            keep = (lambda record: not (record.get("error") or is_cut(record))) if self._is_retry else None
-            file = self._read[path] = RecordFile(path, keep, is_new=is_new)
+            file = self._read[path] = RecordFile(path, partial(self._is_kept, path), is_new=is_new)
             self.done_keys.update(file.keys)
             self.failed_keys.update(file.failed_keys)
         return self._read[path]

@@ -207,6 +207,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
         data = json.loads(decode_line(line), object_pairs_hook=_reject_duplicates)
     except InvalidRequest:
         raise
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except ValueError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     except RecursionError:

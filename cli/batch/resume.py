@@ -4,7 +4,7 @@ OUT.run, beside OUT, holds the settings of the run: the model, the parameters an
 is refused, since it would mix two kinds of answers in one file. A second run is refused while the first one writes.
 
 For an input that is a file, OUT.run also has a digest of each line. A record is not taken for the answer to a line that
-has changed.
+has changed. The file itself may be moved.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
 
-_LONGEST_NAME = 80
-_APART = ("params", "defaults")
+_LONGEST_NAME, _LONGEST_VALUE = 80, 300
+_APART = ("params", "defaults", "errors")
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,10 @@ class RunIdentity:
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON, as OUT.run stores them."""
         settings = {**asdict(self), "source": _stable_source(self.source)}
-        settings["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
-        adapter_paths = {
-            name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()
-        }
-        settings["adapters"] = adapter_paths or None
+        settings["adapter"] = None if self.adapter is None else os.path.realpath(os.path.expanduser(self.adapter))
+        settings["adapters"] = {
+            name: os.path.realpath(os.path.expanduser(each)) for name, each in (self.adapters or {}).items()
+        } or None
         settings["errors"] = None if self.errors is None else str(self.errors.resolve())
         settings["defaults"] = asdict(SamplingParams())
         for params in (settings["params"], settings["defaults"]):
@@ -101,16 +100,12 @@ class BatchRunFile:
         self._file.seek(0)
         try:
             settings = json.loads(self._file.readline())
-            settings["created"] = int(settings["created"])
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise self.unreadable_error() from None
-        return dict(settings)
-
-    def unreadable_error(self) -> InvalidRequest:
-        """Return the error for a run whose settings cannot be read."""
-        return InvalidRequest(
-            f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
-        )
+            defaults, created = {**settings.get("defaults", {})}, int(settings["created"])
+            return {**settings, "params": {**settings["params"]}, "defaults": defaults, "created": created}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            raise InvalidRequest(
+                f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
+            ) from None
 
     def start(self, run: RunIdentity) -> int:
         """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
@@ -148,26 +143,35 @@ class BatchRunFile:
         InvalidRequest if they differ from `run` or cannot be read. With `is_retry`, `max_tokens` may differ.
         """
         saved_settings = self.read_settings()
-        if not all(
-            isinstance(each, dict) for each in (saved_settings.get("params"), saved_settings.get("defaults", {}))
-        ):
-            raise self.unreadable_error()
         current_settings = run.as_json()
         if run.weights is None:  # not known yet
             saved_settings["weights"] = saved_settings["adapter_weights"] = None
-        changed_names = _differing_settings(saved_settings, current_settings)
-        if changed_names and not (is_retry and changed_names == ["max_tokens"]):
+        changes = _differing_settings(saved_settings, current_settings)
+        only_length = changes.keys() == {"max_tokens"}
+        if changes and not (is_retry and only_length):
+            texts = [
+                name if name.endswith("weights") else f"{name} was {_value_text(old)}, now {_value_text(new)}"
+                for name, (old, new) in changes.items()
+            ]
             retry = "--retry-errors to ask again what failed or ended before its form was whole, "
             raise InvalidRequest(
-                f"{self._output.name} was written with other settings ({', '.join(changed_names)}): use the same, "
-                f"{retry if changed_names == ['max_tokens'] else ''}or --force to begin again"
+                f"{self._output.name} was written with other settings ({'; '.join(texts)}): use the same, "
+                f"{retry if only_length else ''}or --force to begin again"
             )
         return int(saved_settings["created"])
 
     def check_lines(
-        self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
+        self, source: str, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
     ) -> None:
-        """Raise InvalidRequest if an input line changed after its record was written. The keys are those of lines."""
+        """Raise InvalidRequest if an input line changed after its record was written, or if the input is not the same
+        file and lacks such a line. The keys are those of lines.
+        """
+        saved_source = self.read_settings().get("source")
+        if saved_source != _stable_source(source) and (missing_keys := sorted(set(done_keys) - digests.keys())):
+            raise InvalidRequest(
+                f"{self._output.name} holds what {saved_source} asked, and {source} lacks the requests named "
+                f"{_key_summary(missing_keys)}: give an input with them, or give -o another name"
+            )
         saved_digests = self._saved_digests()
         changed_keys = [
             key for key in digests if key in done_keys and saved_digests.get(key, digests[key]) != digests[key]
@@ -201,29 +205,24 @@ class BatchRunFile:
         return digests
 
 
-def _differing_settings(saved_settings: Mapping[str, Any], current_settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings in which two runs differ.
+def _differing_settings(
+    saved_settings: Mapping[str, Any], current_settings: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the saved and the current value of each setting in which two runs differ. Two input files do not differ.
 
     A setting that one version of the program does not know has its default in that version's runs. Only the version
     that knows the setting can tell the default, so each run writes its defaults down.
     """
-    missing = object()
-    default_settings = asdict(RunIdentity("", "", None, False, SamplingParams()))
-    changed_names = [
-        key
-        for key in current_settings
-        if key not in _APART and saved_settings.get(key, default_settings[key]) != current_settings[key]
-    ]
-    changed_names += [
-        key for key in saved_settings if key not in (*current_settings, "created") and saved_settings[key] is not None
-    ]
+    values = {**asdict(RunIdentity("", "", None, False, SamplingParams())), **saved_settings}
+    pairs = {key: (values[key], current_settings.get(key)) for key in values if key not in (*_APART, "created")}
+    if "-" not in pairs["source"]:
+        del pairs["source"]
     saved_params, current_params = saved_settings["params"], current_settings["params"]
-    defaults = {**saved_settings.get("defaults", {}), **current_settings["defaults"]}
+    defaults = {**saved_settings["defaults"], **current_settings["defaults"]}
     for name in {**current_params, **saved_params}:
-        default = defaults.get(name, missing)
-        if saved_params.get(name, default) != current_params.get(name, default):
-            changed_names.append(name)
-    return changed_names
+        default = defaults.get(name)
+        pairs[name] = saved_params.get(name, default), current_params.get(name, default)
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 def _stable_source(source: str) -> str:
@@ -231,6 +230,11 @@ def _stable_source(source: str) -> str:
     path = Path(source)
     is_piped = descriptor_of(path) is not None and not path.is_file()
     return "-" if source == "-" or is_piped else str(path.resolve())
+
+
+def _value_text(value: object) -> str:
+    """Return a setting's value for a message."""
+    return "none" if value is None else f"{json.dumps(value, ensure_ascii=False):.{_LONGEST_VALUE}}"
 
 
 def _key_summary(keys: Sequence[str]) -> str:

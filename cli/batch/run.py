@@ -146,21 +146,18 @@ class BatchRun:
                 yield PendingPrompt.NOT_YET, SamplingParams(), None
                 continue
             position = next(positions)
-            if isinstance(item, InvalidLine):
-                self._pending_prompts[next(prompt_numbers)] = _PendingItem(position, item, unfinished_count=1), 0
-                yield EMPTY_PROMPT, SamplingParams(), None
-                continue
-            if isinstance(item.request, EmbeddingRequest):
-                future = self._embedding.submit(self._embed, item.request)
+            request = None if isinstance(item, InvalidLine) else item.request
+            if not isinstance(request, Request):
+                future = None if request is None else self._embedding.submit(self._embed, request)
                 pending_item = _PendingItem(position, item, unfinished_count=1, embeddings=future)
                 self._pending_prompts[next(prompt_numbers)] = pending_item, 0
                 yield EMPTY_PROMPT, SamplingParams(), None
                 continue
-            pending_item = _PendingItem(position, item, unfinished_count=len(item.request.prompts))
-            for prompt_index, prompt_input in enumerate(item.request.prompts):
+            pending_item = _PendingItem(position, item, unfinished_count=len(request.prompts))
+            for prompt_index, prompt_input in enumerate(request.prompts):
                 self._pending_prompts[next(prompt_numbers)] = pending_item, prompt_index
-                prompt = self._prepare_prompt(pending_item, item.request, prompt_input)
-                yield prompt, item.request.params, item.request.adapter
+                prompt = self._prepare_prompt(pending_item, request, prompt_input)
+                yield prompt, request.params, request.adapter
 
     def _embed(self, request: EmbeddingRequest) -> Embeddings:
         return self._engine.embed(

@@ -58,6 +58,8 @@ def cache(
         remove_prefix(folder, remove)
         console.print_result(f"prefix {to_single_line(remove)}: removed. Its keys and values go as the folder fills")
         return
+    if clear and kv_store and not folder.exists():
+        raise CortexError(f"there is no folder {folder}, so nothing was removed")
     freed_bytes, models = 0, dict[str, tuple[int, int]]()
     if is_store(folder):
         with open_store(folder, 0) as store:
@@ -66,7 +68,7 @@ def cache(
                 for each in folder.glob("*.prefix") if clear else ():
                     each.unlink(missing_ok=True)
             except OSError as error:
-                raise CortexError(f"{folder} cannot be cleared: {error}") from error
+                raise CortexError(f"{folder} cannot be cleared: {error.strerror or error}") from error
             for segment in store.segments():
                 size, records = models.get(segment.model, (0, 0))
                 models[segment.model] = (size + segment.bytes, records + segment.records)
@@ -96,7 +98,7 @@ def is_store(folder: Path) -> bool:
     except NotADirectoryError:
         raise CortexError(f"{folder} is no folder") from None
     except OSError as error:
-        raise CortexError(f"{folder} cannot be used: {error}") from error
+        raise CortexError(f"{folder} cannot be used: {error.strerror or error}") from error
 
 
 def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
@@ -207,7 +209,9 @@ def export(
             except KeyboardInterrupt:
                 console.print_note(f"stopped: {file} was not written. The same command begins again")
                 raise
-    console.print_result(f"{to_single_line(name)}: {tokens:,} tokens, {format_bytes(size)}")
+    console.print_result(
+        f"{to_single_line(name)}: {tokens:,} tokens, {format_bytes(size)}, written to {to_single_line(str(file))}"
+    )
 
 
 @options.add_engine_options(has_store=True, excluded=UNSUPPORTED_OPTIONS)
@@ -230,16 +234,16 @@ def import_file(
     and the options of its engine, a file that this engine could not use is refused. Only import files of people whom
     you trust: a forged one makes wrong answers.
     """
+    folder = absolute_path(config.kv_store or default_folder())
     if model_option is not None:
         with engines.open_engine(replace(config, model=model_option)) as engine:
             pin = engine.import_pin(file, name=name, client=client)
-            console.print_result(f"{to_single_line(pin.name or '')}: {pin.tokens:,} tokens")
-        return
-    with open_store(absolute_path(config.kv_store or default_folder()), config.store_bytes) as store:
-        prefix = import_prefix(store, file, name, client)
-    console.print_result(
-        f"{to_single_line(prefix.name)}: {len(prefix.tokens):,} tokens of {to_single_line(prefix.model)}"
-    )
+            name, tokens, model = pin.name or "", pin.tokens, engine.info.name
+    else:
+        with open_store(folder, config.store_bytes) as store:
+            prefix = import_prefix(store, file, name, client)
+        name, tokens, model = prefix.name, len(prefix.tokens), prefix.model
+    console.print_result(to_single_line(f"{name}: {tokens:,} tokens of {model}, into {folder}"))
 
 
 @contextmanager
@@ -250,7 +254,7 @@ def open_store(folder: Path, limit: int) -> Iterator[SegmentStore]:
     try:
         store = SegmentStore(folder, limit)
     except OSError as error:
-        raise CortexError(f"{folder} cannot be used: {error}") from error
+        raise CortexError(f"{folder} cannot be used: {error.strerror or error}") from error
     store.open()
     try:
         yield store
@@ -262,7 +266,9 @@ def read_messages(path: Path) -> tuple[list[Any], list[Any]]:
     """Return the messages of a JSON file, and its tools. Raises InvalidRequest."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        raise InvalidRequest(f"there is no file {path}") from None
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} cannot be read as JSON: {error}") from error
     body = body if isinstance(body, dict) else {"messages": body}
     messages, tools = body.get("messages"), body.get("tools") or []

@@ -41,8 +41,10 @@ class ExistingFileMode(Enum):
 
 def choose_mode(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> ExistingFileMode:
     """Return what to do with an existing OUT. Raises typer.BadParameter for options that do not go together."""
-    if (resume or retry_errors) and (output == STDOUT or not resume):
-        raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
+    needed = ["--resume"] if retry_errors and not resume else []
+    needed += ["-o OUT"] if (resume or retry_errors) and output == STDOUT else []
+    if needed:
+        raise typer.BadParameter(f"{'--resume' if resume else '--retry-errors'} needs {' and '.join(needed)}")
     if resume and force:
         raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
     if resume:

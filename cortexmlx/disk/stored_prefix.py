@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -84,11 +85,22 @@ class StoredPrefix:
             for name in differences
             if name not in ("weights", "model")
         ]
+        subject = f"the prefix {self.name!r} does not fit this engine"
         if "weights" in differences or "model" in differences:
             details.insert(0, "weights or configuration (another model, or another adapter in it)")
+            if model != self.model:
+                subject = f"the prefix {self.name!r} was computed by {self.model}, and this engine has {model}"
+        options = {"block size": f"block_size {self.block_size} (--block-size {self.block_size})"}
+        bits, here = (re.findall(r"(\d+) bits", each.get("keys and values", "")) for each in (self.parts, parts))
+        if bits or here:
+            options["keys and values"] = (
+                f"kv_bits {bits[0]} (--kv-bits {bits[0]})" if bits else "no kv_bits (--kv-bits)"
+            )
+        fits = differences and options.keys() >= set(differences)
+        advice = f"use {' and '.join(options[name] for name in differences)}, or " if fits else ""
         raise PrefixRefused(
-            f"the prefix {self.name!r} was computed by {self.model}, and this engine has {model}: other "
-            f"{' and other '.join(details) or 'layers'}. Its keys and values would be wrong here: export it anew"
+            f"{subject}: other {' and other '.join(details) or 'layers'}. Its keys and values would be wrong here: "
+            f"{advice}export it anew"
         )
 
 
@@ -232,7 +244,10 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError:
         raise PrefixRefused(f"there is no file {path}") from None
     except (ValueError, zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise PrefixRefused(f"{path} is no whole file of `cortexmlx cache export`: {error}") from error
+        with path.open("rb") as file:
+            is_export = _MANIFEST.encode() in file.read(64)  # the first entry's name, also of a file that was cut
+        fault = f"damaged: {error}" if is_export else "no file of `cortexmlx cache export`"
+        raise PrefixRefused(f"{path} is {fault}") from error
 
 
 def _to_json(prefix: StoredPrefix) -> bytes:

@@ -123,7 +123,7 @@ def test_other_bytes_under_a_right_checksum_are_found_by_their_proof(
             data[-1] ^= name != "prefix.json"
             changed.writestr(name, bytes(data))
     store = opened(tmp_path / "kv")
-    with pytest.raises(PrefixRefused, match="not what was written"):
+    with pytest.raises(PrefixRefused, match="is damaged: a segment is not what was written"):
         import_prefix(store, tmp_path / "file")
     longer = stored_prefix._to_json(replace(PREFIX, tokens=tuple(range(100, 156)), client=None))
     with zipfile.ZipFile(tmp_path / "whole") as whole, zipfile.ZipFile(tmp_path / "file", "w") as cut:
@@ -178,8 +178,12 @@ def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:
     store = opened(tmp_path / "kv")
     for content in (b"", b"text", b"PK\x05\x06" + b"\0" * 18):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(PrefixRefused, match="no whole file of `cortexmlx cache export`"):
+        with pytest.raises(PrefixRefused, match="is no file of `cortexmlx cache export`"):
             import_prefix(store, tmp_path / "file")
+    export_prefix(store, fill(store) and PREFIX, tmp_path / "file")
+    os.truncate(tmp_path / "file", 3000)
+    with pytest.raises(PrefixRefused, match="file is damaged: File is not a zip file"):
+        import_prefix(store, tmp_path / "file")
     with zipfile.ZipFile(tmp_path / "file", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("prefix.json", b"{}" + b" " * 1000)
     with pytest.raises(PrefixRefused, match="compressed"):

@@ -65,8 +65,8 @@ def test_a_file_of_another_model_adapter_or_precision_is_refused_in_words(tiny: 
     for what, options, words in (
         (tiny("qwen3"), {}, "weights or configuration"),
         (model, {"adapter": style}, "weights or configuration"),
-        (model, {"block_size": 16}, r"other block size \(8, here 16\)\. Its keys"),
-        (model, {"reproducible": True}, r"other attention \(\w+, here \w+, reproducible\)\. Its keys"),
+        (model, {"block_size": 16}, r"engine: other block size \(8, here 16\)\. Its .*: use block_size 8 \(--block"),
+        (model, {"reproducible": True}, r"engine: other attention \(\w+, here \w+, reproducible\)\. Its keys"),
     ):
         with opened(what, tmp_path / "two", **options) as engine, pytest.raises(PrefixRefused, match=words):
             engine.import_pin(plain)
@@ -92,9 +92,12 @@ def test_a_file_of_another_precision_is_refused_in_words(tmp_path: Path) -> None
     for bits, file in files.items():
         with opened(model, tmp_path / "one", kv_bits=bits) as engine:
             engine.pin(PREFIX, name="rules").export(file)
-    for bits, other, words in ((None, 8, "8 bits, here float"), (8, None, ", here 8 bits")):
+    for bits, other, words, advice in (
+        (None, 8, "8 bits, here float", "kv_bits 8 "),
+        (8, None, ", here 8 bits", "no kv_bits "),
+    ):
         with opened(model, tmp_path / "two", kv_bits=bits) as engine:
-            with pytest.raises(PrefixRefused, match=rf"other keys and values \(.*{words}.*\)\. Its"):
+            with pytest.raises(PrefixRefused, match=rf"other keys and values \(.*{words}.*\)\. Its .*: use {advice}"):
                 engine.import_pin(files[other])
             assert engine.import_pin(files[bits]).tokens == 88
 

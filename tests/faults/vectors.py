@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         "the adapter of a line is forgotten",
         "cli/batch/run.py",
-        "yield prompt, item.request.params, item.request.adapter",
-        "yield prompt, item.request.params, None",
+        "yield prompt, request.params, request.adapter",
+        "yield prompt, request.params, None",
     ),
     Fault("a mistyped adapter of a line is the model", BATCH, "if adapter_name != requested_model:", "if False:"),
 )

@@ -14,9 +14,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cortexmlx.cli import engine as engines
 from cortexmlx.cli.batch import command as batch_command
 from cortexmlx.cli.batch.command import BatchStatusLine
 from cortexmlx.cli.batch.files import BatchWriter, RecordStream
@@ -102,10 +104,8 @@ def test_answers_whose_form_was_cut_are_asked_again_with_more_tokens(
     line = ["batch", "fake", str(source), "-o", str(out), "--format", "lines", "--schema", "json", "-n"]
     assert run([*line, "2"]) == 0 and ["notes" in record for record in records(out)] == [False, True]
     assert run([*line, "99", "--resume"]) == 1
-    assert (
-        "(max_tokens): use the same, --retry-errors to ask again what failed or ended before its form was whole, or "
-        in capsys.readouterr().err
-    )
+    said = "--retry-errors to ask again what failed or ended before its form was whole, or "
+    assert f"(max_tokens was 2, now 99): use the same, {said}" in capsys.readouterr().err
     assert run([*line, "99", "--resume", "--retry-errors"]) == 0
     assert [record["text"] for record in records(out)] == ["{}", '{ "a": 1 }'] and len(fakes.engine.seen) == 2
 
@@ -142,18 +142,18 @@ def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(
     assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
     first, broken, failed, empty, last, full = records(out)
     assert (first["text"], last["text"]) == ("You said: a", "You said: b")
-    assert broken["error"]["line"] == 2 and broken["error"]["message"].startswith("not JSON")
+    assert broken["error"]["line"] == 2 and broken["error"]["message"].endswith("in double quotes at column 2")
     message = "prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"
     assert failed == {"id": 7, "error": {"code": "invalid_request", "message": message, "line": 3}}
     assert empty["error"] == {"code": "invalid_request", "message": "the prompt is empty", "line": 4}
     assert full["error"]["code"] == "KVCacheFull"
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("cortexmlx: 2 answered, 4 failed")
-    assert told[1].startswith("cortexmlx: line 2: not JSON")
+    assert told[1] == f"cortexmlx: line 2: {broken['error']['message']}" and "not JSON: " in told[1]
     assert told[2:] == [
         f"cortexmlx: line 3: {message}",
         "cortexmlx: line 4: the prompt is empty",
-        "cortexmlx: and 1 more: each record has its error",
+        f"cortexmlx: and 1 more: each record in {out} has its error",
     ]
 
 
@@ -419,6 +419,17 @@ def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -
     assert [r["id"] for r in records(out)] == [1, 3]
     assert err.startswith(b"cortexmlx: 2 answered, 0 failed")
     assert err.endswith(b"cortexmlx: 1 left: the same command with --resume goes on\n")
+
+
+def test_ctrl_c_while_the_model_loads_says_that_nothing_was_begun(
+    fakes: Fakes, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n')
+    monkeypatch.setattr(engines, "load_engine", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(engines, "exit_immediately", Mock(side_effect=SystemExit(130)))
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 130 and not out.exists()
+    said = "cortexmlx: interrupted while the model was loading: no request was begun. The same command begins again\n"
+    assert capsys.readouterr().err == said
 
 
 # -- How far a batch is, in words: a line now and then in a log -------------------------------------------------------

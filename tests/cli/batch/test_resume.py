@@ -132,14 +132,6 @@ def test_functions_are_no_part_of_what_a_run_was() -> None:
     assert "temperature" in params and "logits_processors" not in params
 
 
-def test_what_rows_keep_is_part_of_what_a_run_was(files: tuple[Path, Path], fakes: Fakes) -> None:
-    batch(files, "--keep-last", "100")
-    with_it = files[1].read_bytes()
-    assert batch(files, "--resume") == 1 and files[1].read_bytes() == with_it and len(fakes.opened) == 1
-    same = ["--resume", "--retry-errors", "--keep-last", "100", "--keep-first", "4"]
-    assert batch(files, *same) == 1 and len(fakes.opened) == 2
-
-
 def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,15 +144,35 @@ def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
     assert "4 were there already, 1 of them errors: --retry-errors asks them again\n" in capsys.readouterr().err
 
 
-def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Path], fakes: Fakes) -> None:
-    errors = files[1].with_name("errors.jsonl")
-    assert batch(files, "--errors", str(errors)) == 1
-    assert [[r["id"] for r in records(path)] for path in (files[1], errors)] == [["q0", "q1", "q3"], ["q2"]]
-    assert batch(files, "--resume", "--errors", str(errors)) == 1 and len(fakes.opened) == 1
+def test_errors_are_asked_again_and_where_the_last_run_says(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (files[1].with_name(name) for name in ("first", "second"))
+    for options in ([], ["--resume"]):
+        assert batch(files, "--errors", str(first), *options) == 1 and len(fakes.opened) == 1
+        assert [[r["id"] for r in records(path)] for path in (files[1], first)] == [["q0", "q1", "q3"], ["q2"]]
+    for place, options in ((files[1], []), (second, ["--errors", str(second)])):
+        assert batch(files, "--resume", *options) == 1 and asked(fakes) == ["!fail"]
+        assert f"{first} has records of 1 request that failed: it is asked again" in capsys.readouterr().err
+        assert [path for path in (files[1], second) if path.exists() and '"q2"' in path.read_text()] == [place]
+        assert batch(files, "--resume", *options) == 1 and "asked again" not in capsys.readouterr().err
     files[0].write_text(files[0].read_text().replace("!fail", "c"))
-    assert batch(files, "--resume", "--retry-errors", "--errors", str(errors)) == 0
-    assert asked(fakes) == ["c"] and errors.read_text() == ""
-    assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
+    assert batch(files, "--resume", "--retry-errors", "--errors", str(second)) == 0
+    assert asked(fakes) == ["c"] and [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
+    assert batch(files, "--resume", "--errors", str(first)) == 0 and first.read_text() == "", "it was answered since"
+
+
+def test_an_input_that_was_moved_goes_on_and_another_one_does_not(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    moved = files[0].rename(files[0].with_name("moved.jsonl"))
+    moved.write_text(moved.read_text() + '{"id": "q4", "prompt": "e"}\n')
+    assert batch((moved, files[1]), "--resume") == 1 and asked(fakes) == ["e"]
+    moved.write_text('{"id": "other", "prompt": "e"}\n')
+    assert batch((moved, files[1]), "--resume") == 1 and len(records(files[1])) == 5
+    said = f'out.jsonl holds what {files[0]} asked, and {moved} lacks the requests named "q0" and 4 more: give '
+    assert said in capsys.readouterr().err
 
 
 def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it(
@@ -219,13 +231,13 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--max-tokens", "3", "--seed", "1"], "max_tokens, seed"),
-        (["--system", "Be brief."], "system"),
-        (["--raw"], "raw"),
-        (["--adapter", "tuned"], "adapter"),
-        (["--kv-bits", "4"], "kv_bits"),
-        (["--errors", "errors"], "errors"),
-        (["--no-think"], "template_vars"),
+        (["--max-tokens", "3", "--seed", "1"], "max_tokens was 256, now 3; seed was none, now 1"),
+        (["--system", "Be brief."], 'system was none, now "Be brief."'),
+        (["--raw"], "raw was false, now true"),
+        (["--keep-last", "100"], 'keep was none, now {"first": 4, "last": 100}'),
+        (["--adapter", "/tuned"], 'adapter was none, now "/tuned"'),
+        (["--kv-bits", "4"], "kv_bits was none, now 4"),
+        (["--no-think"], 'template_vars was none, now {"enable_thinking": false}'),
     ],
 )
 def test_another_kind_of_run_is_refused_with_what_differs(
@@ -249,13 +261,19 @@ def test_an_output_of_unknown_origin_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--resume"], ["-o", "out", "--retry-errors"], ["-o", "out", "--resume", "--force"], ["--raw", "--system", "s"]],
+    ("options", "says"),
+    [
+        (["--resume"], "value: --resume needs -o OUT\n"),
+        (["-o", "out", "--retry-errors"], "value: --retry-errors needs --resume\n"),
+        (["--retry-errors"], "value: --retry-errors needs --resume and -o OUT\n"),
+        (["-o", "out", "--resume", "--force"], "give one of them"),
+        (["--raw", "--system", "s"], "--raw leaves out"),
+    ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(
-    options: list[str], files: tuple[Path, Path], fakes: Fakes
+    options: list[str], says: str, files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["batch", "fake", str(files[0]), *options]) == 2
+    assert run(["batch", "fake", str(files[0]), *options]) == 2 and says in capsys.readouterr().err
 
 
 def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> None:
@@ -286,14 +304,14 @@ def test_a_setting_that_an_older_version_did_not_know_had_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     if name == "min_p":
         assert batch(files, "--resume", "--min-p", "0.1") == 1
-        assert "was written with other settings (min_p)" in capsys.readouterr().err
+        assert "was written with other settings (min_p was 0.0, now 0.1)" in capsys.readouterr().err
 
 
 def test_an_option_that_an_older_version_did_not_know_was_not_given(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch(files)
-    for name in ("adapter", "kv_bits", "keep", "errors", "template_vars"):
+    for name in ("adapter", "kv_bits", "keep", "template_vars"):
         in_another_version(files[1], lambda before, name=name: before.pop(name))  # type: ignore[misc]
         assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err, name
 
@@ -311,10 +329,13 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before["params"].update(not_yet_invented=2.0))
     assert batch(files, "--resume") == 1
-    assert "was written with other settings (not_yet_invented)" in capsys.readouterr().err
+    assert "was written with other settings (not_yet_invented was 2.0, now -1.0)" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before.update(draft_model="small"))
     assert batch(files, "--resume") == 1
-    assert "was written with other settings (draft_model, not_yet_invented)" in capsys.readouterr().err
+    assert (
+        'was written with other settings (draft_model was "small", now none; not_yet_invented was 2.0, now -1.0)'
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from disk.test_stored_prefix import fill
 
 from cortexmlx.cli.start import run
 from support.cli.cli_fakes import Fakes
@@ -62,16 +63,34 @@ def test_a_folder_that_is_no_store_is_an_error_of_one_line(tmp_path: Path, capsy
 
 
 def test_looking_into_a_folder_that_is_no_store_leaves_nothing_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").write_text("mine")
     shown = f"{tmp_path}  0 B\n"
     freed = json.dumps({"path": str(tmp_path), "freed": 0}) + "\n"
     for more, said in (([], shown), (["--clear"], "0 B removed\n"), (["--clear", "--json"], freed)):
         assert run(["cache", "--kv-store", str(tmp_path), *more]) == 0
         assert capsys.readouterr().out == said and os.listdir(tmp_path) == ["model.safetensors"], more
-    assert run(["cache", "--kv-store", str(tmp_path / "model.safetensors")]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'model.safetensors'} is no folder\n"
+    for options, said in (
+        (["cache", "--kv-store", "model.safetensors"], "model.safetensors is no folder"),
+        (["cache", "--kv-store", "none", "--clear"], "there is no folder none, so nothing was removed"),
+        (["cache", "export", "rules", "rules.kv", "-m", "x", "--messages", "none"], "there is no file none"),
+    ):
+        assert run(options) == 1 and capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_file_that_is_written_and_a_folder_that_takes_it_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = opened(tmp_path / "one")
+    fill(store)
+    store.close()
+    assert run(["cache", "export", "rules", "rules.kv", "--kv-store", "one"]) == 0
+    assert capsys.readouterr().out.endswith(" KiB, written to rules.kv\n")
+    assert run(["cache", "import", "rules.kv", "--kv-store", "two"]) == 0
+    assert capsys.readouterr().out == f"rules: 48 tokens of a model, into {tmp_path / 'two'}\n"
 
 
 def test_chat_and_batch_have_a_store_and_generate_where_one_is_named(
