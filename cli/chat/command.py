@@ -130,7 +130,8 @@ def chat(
         if variables := parse_template_vars(template_var, think):
             conversation.template_vars = check_variables(replaceable.engine, conversation.template_vars | variables)
         if pretty and not (is_piped or once):
-            on_disk = describe_storage(saver, kv_folder(replaceable.engine))
+            store = replaceable.engine.stats().kv_store
+            on_disk = describe_storage(saver, None if store is None else store.path)
             print_banner(replaceable.engine, console.stdout(), on_disk, resume_note(conversation, saver))
             if resumed_path is not None:
                 from cortexmlx.cli.chat.slash.models import print_last_messages
@@ -274,12 +275,6 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
     if not pretty:
         return PlainInput()
     return TerminalInput(BY_NAME, history_path() if remember else None)
-
-
-def kv_folder(engine: Engine) -> str | None:
-    """Return the folder where KV blocks are stored, or None if they are not."""
-    store = engine.stats().kv_store
-    return None if store is None else store.path
 
 
 def resume_note(conversation: Conversation, saver: ChatSaver | None) -> str:
