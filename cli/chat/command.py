@@ -221,7 +221,13 @@ def run_chat(
         replaceable,
         thought_display=thought_display,
     )
-    interrupts.at_leave.insert(0, session.save_partial)
+
+    def print_saved() -> None:
+        """Print how the chat is continued, if it is saved."""
+        if pretty and not once and saver is not None and saver.saved_path is not None:
+            screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+
+    interrupts.at_leave[:0] = [session.save_partial, interrupts.suspend_handler.erase_region, print_saved]
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first
@@ -241,8 +247,8 @@ def run_chat(
         return
     except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
-    if pretty and not once and saver is not None and saver.saved_path is not None:
-        screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+    finally:
+        print_saved()
 
 
 def view_factory(
