@@ -131,16 +131,19 @@ def generate(
         elif logprobs is not None:
             print_logprobs(engine, completion)
         end_reason = cut_reason(completion, params, engine)
+        cut_note = end_reason + ". -n allows more" * end_reason.startswith("stopped at")
         peak = engine.stats().peak_memory
     if verbose:
         for line in statistics_lines(completion, end_reason, load_seconds, peak):
             console.print_message(line)
     elif not as_json and console.is_terminal(sys.stderr):
         console.print_note(statistics_line(completion, end_reason))
+    elif completion.finish_reason is FinishReason.LENGTH and params.form is None:
+        console.print_note(cut_note)
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
-    if form_note := incomplete_form_note(completion, params, end_reason):
-        console.print_error(f"{form_note}. -n allows more" if end_reason.startswith("stopped at") else form_note)
+    if form_note := incomplete_form_note(completion, params, cut_note):
+        console.print_error(form_note)
         raise typer.Exit(FAILED)
 
 

@@ -130,7 +130,8 @@ def chat(
         if variables := parse_template_vars(template_var, think):
             conversation.template_vars = check_variables(replaceable.engine, conversation.template_vars | variables)
         if pretty and not (is_piped or once):
-            on_disk = describe_storage(saver, kv_folder(replaceable.engine))
+            store = replaceable.engine.stats().kv_store
+            on_disk = describe_storage(saver, None if store is None else store.path)
             print_banner(replaceable.engine, console.stdout(), on_disk, resume_note(conversation, saver))
             if resumed_path is not None:
                 from cortexmlx.cli.chat.slash.models import print_last_messages
@@ -220,7 +221,13 @@ def run_chat(
         replaceable,
         thought_display=thought_display,
     )
-    interrupts.at_leave.insert(0, session.save_partial)
+
+    def print_saved() -> None:
+        """Print how the chat is continued, if it is saved."""
+        if pretty and not once and saver is not None and saver.saved_path is not None:
+            screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+
+    interrupts.at_leave[:0] = [session.save_partial, interrupts.suspend_handler.erase_region, print_saved]
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first
@@ -240,8 +247,8 @@ def run_chat(
         return
     except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
-    if pretty and not once and saver is not None and saver.saved_path is not None:
-        screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+    finally:
+        print_saved()
 
 
 def view_factory(
@@ -274,12 +281,6 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
     if not pretty:
         return PlainInput()
     return TerminalInput(BY_NAME, history_path() if remember else None)
-
-
-def kv_folder(engine: Engine) -> str | None:
-    """Return the folder where KV blocks are stored, or None if they are not."""
-    store = engine.stats().kv_store
-    return None if store is None else store.path
 
 
 def resume_note(conversation: Conversation, saver: ChatSaver | None) -> str:

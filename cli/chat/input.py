@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -39,18 +39,12 @@ def completions(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -
             if text_before_cursor and command.name.startswith(text_before_cursor):
                 yield command.name, len(text_before_cursor), command.help
     elif name in commands:
-        argument = argument.lstrip()
-        for value in _argument_values(commands[name]):
+        argument, values = argument.lstrip(), tuple[str, ...]()
+        with suppress(OSError):  # their folder may not be readable
+            values = tuple(commands[name].complete_values())
+        for value in values:
             if value.lower().startswith(argument.lower()):
                 yield value, len(argument), commands[name].values_meaning
-
-
-def _argument_values(command: SlashCommand) -> Iterable[str]:
-    """Return a command's known arguments; () if their folder cannot be read."""
-    try:
-        return command.complete_values()
-    except OSError:
-        return ()
 
 
 def path_prefix(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -> str | None:
@@ -189,8 +183,11 @@ class LineCleared(Exception):
 class QuestionSource(Protocol):
     """A source of the user's messages: an editable line, or plain lines."""
 
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """Read a message, with `draft` in the input line; None at the input's end. Raises LineCleared on Ctrl-C."""
+    def ask(self, prompt: str = PROMPT, draft: str = "", *, typed_ahead: bool = False) -> str | None:
+        """Read a message, with `draft` in the input line; None at the input's end. Raises LineCleared on Ctrl-C.
+
+        Text that was typed before only answers another `prompt` if it may be `typed_ahead`.
+        """
 
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
         """Hold typed text back while an answer is written: it does not appear in the answer and waits for the next
@@ -207,7 +204,7 @@ class PlainInput:
     _saved_modes: list[Any] | None = None
     """The terminal's modes from before an answer, while the answer is written."""
 
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+    def ask(self, prompt: str = PROMPT, draft: str = "", *, typed_ahead: bool = False) -> str | None:
         """Return the next line, or the lines between three quotes. A draft is printed above, as it cannot be edited."""
         if draft:
             console.print_message(draft)
@@ -351,11 +348,11 @@ class TerminalInput:
         self._typeahead = Typeahead(session.input, session.output)
         self._typeahead.disable_echo()
 
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+    def ask(self, prompt: str = PROMPT, draft: str = "", *, typed_ahead: bool = False) -> str | None:
         """Return the next message, or the answer to another `prompt`."""
         try:
             if prompt != PROMPT:  # the answer to such a question is no message
-                with self._typeahead.set_aside():
+                with nullcontext() if typed_ahead else self._typeahead.set_aside():
                     return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -263,17 +264,17 @@ class ChatLoop:
 
     def _keep_chosen_answer(self, completion: Completion, previous_conversation: Conversation) -> None:
         """Keep the answer that the user chooses, or restore the chat before the answers, `previous_conversation`."""
-        session, answers = self._session, (completion, *completion.others)
+        session, answers, chosen_answer = self._session, (completion, *completion.others), None
         try:
-            chosen_answer = choose_answer(answers, self._source.ask, self._screen)
-        except LineCleared:
-            chosen_answer = None
-        if chosen_answer is None:
-            session.conversation = previous_conversation
-            console.print_indented(self._screen, "none: the chat is as it was before")
-        else:
-            session.conversation.choose(chosen_answer)
-        session.save()
+            with suppress(LineCleared):
+                chosen_answer = choose_answer(answers, partial(self._source.ask, typed_ahead=True), self._screen)
+        finally:
+            if chosen_answer is None:
+                session.conversation = previous_conversation
+                console.print_indented(self._screen, "none: the chat is as it was before")
+            else:
+                session.conversation.choose(chosen_answer)
+            session.save()
 
 
 def _has_tool_calls(completion: Completion) -> bool:
@@ -313,10 +314,9 @@ class ToolCallDisplay:
         if not self._ask_first or call.name in self._allowed_functions:
             return True
         while True:
-            try:
+            line = None
+            with suppress(LineCleared):
                 line = self._ask(CONSENT)
-            except LineCleared:
-                line = None
             if line is None:
                 raise TurnStopped(TAKEN_BACK)
             answer = line.strip().lower()

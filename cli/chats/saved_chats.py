@@ -19,6 +19,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.system.files import home_folder, remove_unfinished, state_folder
 from cortexmlx.types.messages import plain_message
 
@@ -32,6 +33,9 @@ _WORDS = 40
 """Characters of the first words in a name, at most."""
 
 _SHOWN = 5
+_SEARCHED = 300
+"""Chats whose texts are searched for words, at most: the newest."""
+
 _LISTED = 20
 """Names of chats that a word could mean, at most."""
 
@@ -58,8 +62,8 @@ def resume_command(path: Path) -> str:
 
 
 def find_chat(name: str) -> Path:
-    """Find a saved chat by name, beginning of a name or `last`, any file by path, or a saved chat by the words in its
-    name. Raises InvalidRequest.
+    """Find a saved chat by name, beginning of a name or `last`, any file by path, or a saved chat by words. Raises
+    InvalidRequest.
     """
     if (saved_path := _match_name(name)) is not None:
         return saved_path
@@ -76,22 +80,34 @@ def find_in_history(name: str, *, by_words: bool = True) -> Path:
         return paths[0]
     names = ", ".join(to_single_line(path.stem) for path in paths[:_LISTED])
     more_note = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
-    raise InvalidRequest(f"{name!r} is in the names of {len(paths)} chats, name one: {names}{more_note}")
+    raise InvalidRequest(f"{name!r} is in {len(paths)} chats, name one: {names}{more_note}")
 
 
 def matching_chats(name: str, *, by_words: bool = True) -> list[Path]:
     """Return the saved chats that `name` could mean, the newest first: the only one with this name or beginning, else
-    all with this beginning, else, if `by_words`, all with all of its words. Raises InvalidRequest if there are none.
+    all with this beginning, else, if `by_words`, all with all of its words: in their names, else in their texts. Raises
+    InvalidRequest if there are none.
     """
     if (path := _match_name(name)) is not None:
         return [path]
     paths, words = saved_paths(), name.lower().split()
     matches = [path for path in paths if name and path.stem.startswith(name)]
-    if not matches and words and by_words:
-        matches = [path for path in paths if all(word in path.stem.lower() for word in words)]
+    if words and by_words:
+        matches = matches or [path for path in paths if all(word in path.stem.lower() for word in words)]
+        matches = matches or [path for path in paths[:_SEARCHED] if all(map(_whole_text(path).__contains__, words))]
     if not matches:
-        raise InvalidRequest(f"no chat {name!r} is saved: {newest_names_phrase()}")
+        advice = "" if by_words else ". To delete a chat, give its name or its beginning"
+        raise InvalidRequest(f"no chat {name!r} is saved: {newest_names_phrase()}{advice}")
     return matches
+
+
+def _whole_text(path: Path) -> str:
+    """Return the name of a saved chat and all that was said, in small letters; of a damaged file, the name."""
+    texts = [path.stem]
+    with suppress(ConversationFileError):
+        messages = [plain_message(message, lambda part: "") for message in SavedConversation.read(path).messages]
+        texts += [str(message.get("content", "")) for message in messages]
+    return "\n".join(texts).lower()
 
 
 def newest_names_phrase() -> str:

@@ -44,6 +44,7 @@ def test_a_form_that_was_cut_is_told_and_fails(fakes: Fakes, capsys: pytest.Capt
         assert run(["generate", "fake", "-p", said, *options]) == (0 if whole else 1), (said, options)
         out, err = capsys.readouterr()
         assert out and (CUT in err) is not whole
+        assert ("stopped at the token limit of " in err) is ("-n" in options and said != "!say yes"), "whole"
     assert run(["generate", "fake", "-p", "!say { }", "--schema", "json", "-n", "1", "--n", "2"]) == 1
     assert f"2 of 2 answers end {CUT}: stopped at the token limit of 1. -n allows more" in capsys.readouterr().err
 

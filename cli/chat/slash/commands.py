@@ -9,6 +9,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import display, files, models, settings, turns
 from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.chat.slash.parse import BARE_COMMANDS
 from cortexmlx.cli.terminal.console import print_rows
 
 KEYS = (
@@ -52,6 +53,8 @@ def leave(chat: ChatSession, argument: str, console: Console) -> None:
     """/exit: leave the chat."""
     raise LeaveChat
 
+
+LEAVING_WORDS = {leave.name, *leave.aliases, *(word for word, name in BARE_COMMANDS.items() if name == leave.name)}
 
 _MODULES = (turns, files, settings, models, display)
 _MODULE_COMMANDS = (each for module in _MODULES for each in vars(module).values() if isinstance(each, SlashCommand))

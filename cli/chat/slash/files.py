@@ -16,7 +16,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.attachments import add_files, read_attachment, read_image
 from cortexmlx.cli.chat.session import AttachedFile, AttachedImage, Attachment, ChatSession, Question
 from cortexmlx.cli.chat.slash.command import SlashCommand
-from cortexmlx.cli.chats.saved_chats import find_chat, newest_names_phrase, saved_names
+from cortexmlx.cli.chats.saved_chats import find_chat, matching_chats, newest_names_phrase, saved_names
 from cortexmlx.cli.files.outputs import check_output
 from cortexmlx.cli.limits import describe_limit, room_advice
 from cortexmlx.cli.program import adapt_commands
@@ -185,16 +185,15 @@ def format_mention(file: Attachment) -> str:
 _SHOWN = 20
 
 
-@partial(SlashCommand, "/chats", "[WORD]", "the saved chats, or those with WORD in their names")
+@partial(SlashCommand, "/chats", "[WORD]", "the saved chats, or those with WORD")
 def list_chats(chat: ChatSession, argument: str, console: Console) -> None:
-    """/chats [WORD]: list the newest saved chats, or those with the word in their names."""
-    names = [name for name in saved_names() if argument.lower() in name.lower()]
+    """/chats [WORD]: list the newest saved chats, or those with the word in their names or texts."""
+    names = [path.stem for path in matching_chats(argument)] if argument else saved_names()
     current_name = chat.saver.path.stem if chat.saver is not None and chat.saver.path is not None else None
     for name in names[:_SHOWN]:
         print_rows(console, [(f" {'*' if name == current_name else ' '}", to_single_line(name))], 3)
     if not names:
-        none = f"no saved chat has {argument!r} in its name" if argument else "no chats are saved yet"
-        return print_indented(console, none)
+        return print_indented(console, "no chats are saved yet")
     if len(names) > _SHOWN:
         print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
     print_indented(console, adapt_commands("/load NAME continues one; `cortexmlx chats` renames and deletes them"))

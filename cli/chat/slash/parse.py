@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cortexmlx.cli.chat.quotes import QUOTES, strip_quotes
 from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.chat.slash.settings import OTHER_NAMES, UNSUPPORTED_NAMES, setting_names
 from cortexmlx.errors import InvalidRequest
 
 BARE_COMMANDS = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", ":q": "/exit", "help": "/help"}
@@ -21,9 +22,11 @@ _MIN_SIMILARITY = 0.76
 COMMAND_SYNONYMS = {
     "/new": "/clear",
     "/retry": "/regen",
-    "/list": "/chats",
-    "/ls": "/chats",
-    "/resume": "/chats",
+    "/regenerate": "/regen",
+    "/settings": "/set",
+    "/list": "/model",
+    "/ls": "/model",
+    "/resume": "/load NAME",
     "/history": "/show messages",
     "/read": "/file PATH",
     "/models": "/model",
@@ -46,8 +49,8 @@ def parse_input(line: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
     Only a known name, alone in its line, is a command. So pasted code and paths are messages, and so is everything
     between three quotes or after a blank.
 
-    Raises InvalidRequest for a name that is almost that of a command. Raises it, too, for a single word after a slash
-    and nothing else: that is meant as a command.
+    Raises InvalidRequest for a name that is almost that of a command, or that of a setting or of another program's
+    command. Raises it, too, for a single word after a slash and nothing else: that is meant as a command.
     """
     if line.strip().startswith(QUOTES):
         return ParsedInput(None, strip_quotes(line))
@@ -63,18 +66,24 @@ def parse_input(line: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
         return ParsedInput(None, line) if is_pasted else ParsedInput(name, argument)
     if not re.fullmatch(r"/[\w-]+", name) or "\n" in line.strip():
         return ParsedInput(None, line)
+    meant_lines = _meant_lines(name, argument, commands)
+    if argument and not meant_lines:
+        return ParsedInput(None, line)
+    hint = f"did you mean {' or '.join(meant_lines)}? " if meant_lines else ""
+    raise InvalidRequest(
+        f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."
+    )
+
+
+def _meant_lines(name: str, argument: str, commands: Mapping[str, SlashCommand]) -> list[str]:
+    """Return the lines that may be meant by an unknown command; without an argument, also less similar ones."""
+    if name in COMMAND_SYNONYMS:
+        return [re.sub("PATH|NAME", lambda place: argument or place[0], COMMAND_SYNONYMS[name])]
+    word, settings = name[1:], [*setting_names(), *OTHER_NAMES, *UNSUPPORTED_NAMES]
     similar_names = difflib.get_close_matches(name, commands, n=1, cutoff=_MIN_SIMILARITY)
-    if similar_names or not argument:
-        raise InvalidRequest(
-            _unknown_command_error(
-                name, [COMMAND_SYNONYMS[name]] if name in COMMAND_SYNONYMS else similar_names, commands
-            )
-        )
-    return ParsedInput(None, line)
-
-
-def _unknown_command_error(name: str, similar_names: list[str], commands: Iterable[str]) -> str:
-    """Return the error text for an unknown command, with the command that is meant or the most similar ones."""
-    similar_names = similar_names or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(similar_names)}? " if similar_names else ""
-    return f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."
+    min_similarity = _MIN_SIMILARITY if len(word) > 4 and not similar_names else 1.0
+    for setting in difflib.get_close_matches(word, settings, n=1, cutoff=min_similarity):
+        return [f"/set {setting} {argument or 'VALUE'}"]
+    if not argument:
+        similar_names = similar_names or difflib.get_close_matches(name, commands, n=3, cutoff=0.6)
+    return [f"{each} {argument}" if argument and commands[each].argument else each for each in similar_names]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from cortexmlx.cli.chat.slash.commands import LEAVING_WORDS, LeaveChat
 from cortexmlx.cli.chat.view import MAX_WIDTH
 from cortexmlx.cli.markdown.flows import fold_rows, wrap_words
 from cortexmlx.cli.markdown.stream import render_markdown
@@ -127,12 +128,12 @@ def _answer_rows(answer: Completion, width: int) -> list[Text]:
 def choose_answer(
     answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console
 ) -> Completion | None:
-    """Ask the user to choose one of the answers; return None for 0 or at the end of the input."""
+    """Ask the user to choose one of the answers; return None for 0. Raises LeaveChat for `/bye` and Ctrl-D."""
     by_number = {str(number): answer for number, answer in enumerate(answers, 1)}
     while True:
         input_text = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")
-        if input_text is None or input_text.strip() == "0":
-            return None
-        if input_text.strip() in by_number:
-            return by_number[input_text.strip()]
-        print_indented(console, f"{input_text.strip()!r} is not a number from 0 to {len(answers)}")
+        if input_text is None or (choice := input_text.strip()).lower() in LEAVING_WORDS:
+            raise LeaveChat
+        if choice == "0" or choice in by_number:
+            return by_number.get(choice)
+        print_indented(console, f"{choice!r} is not a number from 0 to {len(answers)}")

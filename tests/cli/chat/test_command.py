@@ -156,7 +156,7 @@ def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(twice:
     terminal.wait_for_prompt()
     twice.touch()
     terminal.type("\x03")
-    assert terminal.exit_code() == 130
+    assert terminal.exit_code() == 130 and "saved: cortexmlx chat --resume " in str(terminal)
 
 
 def test_ctrl_d_leaves_and_a_dumb_terminal_gets_plain_lines() -> None:

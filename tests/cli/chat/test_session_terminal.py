@@ -39,6 +39,7 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
         assert terminal.exit_code() == 128 + number
         said = [row for row in terminal.screen.rows() if "TTFT" in row]
         assert len(said) == 1, "those of the first answer, and nothing of what came and went"
+        assert "saved: cortexmlx chat --resume " in str(terminal)
         for on, off in ((b"\x1b[?25h", b"\x1b[?25l"), (b"\x1b[?2004l", b"\x1b[?2004h")):
             assert terminal.raw.rfind(on) > terminal.raw.rfind(off), "the cursor is there, and a paste comes as it is"
     assert kept(tmp_path) == [("u", "one"), ("a", "You said: one"), ("u", "!script"), ("a", "some words")]

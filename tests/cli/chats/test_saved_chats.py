@@ -105,7 +105,7 @@ def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(
         ("2026", "3 chats, name one: 2026-11-03-c, 2026"),
         ("b", "2 chats, name one: 2026-11-02-b, "),
     ):
-        with pytest.raises(InvalidRequest, match=f"'{unclear}' is in the names of {found}"):
+        with pytest.raises(InvalidRequest, match=f"'{unclear}' is in {found}"):
             find_chat(unclear)
 
 

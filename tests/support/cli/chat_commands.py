@@ -26,7 +26,7 @@ class Lines(PlainInput):
     def __init__(self, *lines: str) -> None:
         self._lines = iter(lines)
 
-    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+    def ask(self, prompt: str = PROMPT, draft: str = "", *, typed_ahead: bool = False) -> str | None:
         return next(self._lines, None)
 
 

@@ -80,7 +80,7 @@ def test_whoever_wants_to_go_goes(session: ChatSession, screen: Console, line: s
 
 @pytest.mark.parametrize(
     "line",
-    ["/chats no such word in the names of them", "/undo", "/clear", "/tokens", "/set quiet", "/system " + "long " * 20],
+    ["/chats", "/undo", "/clear", "/tokens", "/set quiet", "/system " + "long " * 20],
 )
 def test_every_line_of_a_remark_is_indented(line: str, session: ChatSession) -> None:
     narrow = Console(file=io.StringIO(), width=20)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import AttachedFile, ChatSession, Question
-from cortexmlx.cli.chats.saved_chats import ChatSaver, chats_folder
+from cortexmlx.cli.chats.saved_chats import ChatSaver, chats_folder, find_chat, matching_chats
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli.chat_commands import printed, run_command
@@ -168,11 +168,14 @@ def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, s
         (chats_folder() / f"2026-01-01-{number:02}.json").touch()
     run_command("/chats monads", session, screen)
     run_command("/chats", session, screen)
-    run_command("/chats nothing", session, screen)
+    run_command("/chats YOU said", session, screen)
     said = printed(screen).splitlines()
     assert said[1].startswith(" * ") and said[1].endswith("-monads")
     assert "  and 6 older: /chats WORD finds them" in said
-    assert said[-1] == "  no saved chat has 'nothing' in its name"
+    assert said[-2].endswith("-monads"), "by words of its answer"
+    assert find_chat("said") == session.saver.path
+    with pytest.raises(InvalidRequest, match=r"saved: .*give its name or its beginning"):
+        matching_chats("said", by_words=False)
     with pytest.raises(
         InvalidRequest, match="/load needs a file, or the name of a saved chat: the newest are 2026-01-01-"
     ):

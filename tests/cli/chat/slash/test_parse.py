@@ -42,6 +42,7 @@ def test_known_names_are_commands(typed: str, command: str, argument: str) -> No
         "/tmp/notes.txt",
         "/paste of what?",
         "/etc is what?",
+        "/tmp is full",
         "/* C */",
         "/",
         "//",
@@ -80,16 +81,28 @@ def test_no_text_is_changed_or_breaks_anything(text: str) -> None:
         assert re.fullmatch(r"[\w-]+", text.split()[0])
 
 
-@pytest.mark.parametrize(("typed", "near"), [("/clera", "/clear"), ("/quti now", "/quit"), ("/hlp", "/help")])
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("/clera", "/clear"),
+        ("/quti now", "/quit"),
+        ("/hlp", "/help"),
+        ("/temperature 0.7", "/set temperature 0.7"),
+        ("/temp 0.9", "/set temp 0.9"),
+        ("/read notes.txt", "/file notes.txt"),
+        ("/regenerate please", "/regen"),
+    ],
+)
 def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"did you mean {near}"):
+    with pytest.raises(InvalidRequest, match=rf"did you mean {near}\? "):
         parse_input(typed, BY_NAME)
 
 
 @pytest.mark.parametrize(
     ("typed", "near"),
     [
-        ("/list", "/chats"),
+        ("/list", "/model"),
+        ("/regenerate", "/regen"),
         ("/new", "/clear"),
         ("/foo", None),
         ("/TMP ", None),

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.slash.commands import LeaveChat
 from cortexmlx.cli.chat.slash.side_by_side import SideBySideDisplay, choose_answer
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.errors import InvalidRequest
@@ -61,7 +62,9 @@ def test_one_is_chosen_by_its_number(session: ChatSession, screen: Console) -> N
     assert choose_answer(answers, lambda prompt: next(said), screen) is answers[1]
     assert "'the first' is not a number from 0 to 3" in printed(screen)
     assert choose_answer(answers, lambda prompt: "0", screen) is None
-    assert choose_answer(answers, lambda prompt: None, screen) is None
+    for leaving in (None, "/bye", " Quit "):
+        with pytest.raises(LeaveChat):
+            choose_answer(answers, lambda prompt, typed=leaving: typed, screen)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -161,3 +164,15 @@ def test_answers_grow_with_joined_emoji_and_leave_the_whole(columns: int, lines:
         terminal.wait_for("which one goes on?")
         said = "\n".join(terminal.lines())
         assert "3 answers ·" not in said and said.count("first") == 3 and said.count("end") == 3
+
+
+def test_what_is_typed_meanwhile_reaches_the_choice_and_bye_leaves() -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.script(["first", STOP, " end"])
+        terminal.type("/n 2 !script\r")
+        terminal.wait_for_stop()
+        terminal.type("3\r/bye\r")
+        terminal.go_on()
+        terminal.wait_for("'3' is not a number from 0 to 2")
+        assert terminal.exit_code() == 0
