@@ -224,15 +224,21 @@ def _unusable(url: str, error: Exception, wanted_key: str) -> CortexError:
     return NoServer(f"another program answers at {url}: {advice}")
 
 
+def claude_settings() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the files of Claude Code's settings and the environment in each, first those that outweigh the others."""
+    home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home_folder() / ".claude")
+    for path in (Path(".claude/settings.local.json"), Path(".claude/settings.json"), home / "settings.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # whatever it is, claude reads it
+            yield path, dict(json.loads(path.read_bytes())["env"])
+
+
 def settings_remark(url: str) -> str:
     """Return which settings of Claude Code hide the environment of a server at `url`, and what to do; else nothing."""
-    home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home_folder() / ".claude")
-    for path in (home / "settings.json", Path(".claude/settings.json"), Path(".claude/settings.local.json")):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever it is, claude reads it
-            other = json.loads(path.read_bytes())["env"]["ANTHROPIC_BASE_URL"]
-            if other.replace("localhost", "127.0.0.1").rstrip("/") != url:
-                advice = "remove ANTHROPIC_BASE_URL from it, or run `cortexmlx launch claude` without --print"
-                return f"{path} sends claude to {to_single_line(other)}, whatever the environment says: {advice}"
+    for path, settings in claude_settings():
+        other = str(settings.get("ANTHROPIC_BASE_URL", url))
+        if other.replace("localhost", "127.0.0.1").rstrip("/") != url:
+            advice = "remove ANTHROPIC_BASE_URL from it, or run `cortexmlx launch claude` without --print"
+            return f"{path} sends claude to {to_single_line(other)}, whatever the environment says: {advice}"
     return ""
 
 
@@ -268,8 +274,9 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
 
 
 def _own_limit(name: str, most: int) -> str:
-    """Return the number of tokens that the user has set in a variable, if it is from 1 to `most`; else `most`."""
-    own = os.environ.get(name, "")
+    """Return the number that the user has set in claude's settings or the environment, if 1 to `most`; else `most`."""
+    places = [*(settings for _, settings in claude_settings()), os.environ]
+    own = str(next((each[name] for each in places if name in each), ""))
     return own if own.isdecimal() and 0 < int(own) <= most else str(most)
 
 

@@ -171,10 +171,17 @@ def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.C
         assert "put yours into ~/.claude/settings.json" in capsys.readouterr().err
 
 
-def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
+@pytest.mark.parametrize("place", ["the environment", "her home", "her project"])
+def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, settings = "CLAUDE_CODE_MAX_OUTPUT_TOKENS", tmp_path / ".claude" / "settings.json"
+    settings.parent.mkdir()
+    monkeypatch.chdir(tmp_path if place == "her project" else "/")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(settings.parent if place == "her home" else tmp_path))
     for set_by_user, told in (("100", "100"), ("6000", "5120"), ("0", "5120"), ("many", "5120"), ("", "5120")):
-        monkeypatch.setenv(name, set_by_user)
+        monkeypatch.setenv(name, set_by_user if place == "the environment" else "50")  # which claude's settings hide
+        settings.write_text(json.dumps({"env": {name: set_by_user}}))
         assert make_setup(Agent.claude, SERVER).environment[name] == told
 
 
