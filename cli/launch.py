@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from urllib.error import HTTPError, URLError
@@ -49,6 +50,9 @@ NOTE_SECONDS = 0.5
 
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
+
+TOOL_CALLER = "mlx-community/Qwen3-4B-4bit"
+"""A small model that calls tools, to name where one is needed."""
 
 MAX_OUTPUT_TOKENS = 32_000
 """Tokens of an answer that an agent asks for, at most. With a small context it is an eighth of that."""
@@ -136,8 +140,12 @@ def launch(
     try:
         server = find_server(model_option, url)
     except CortexError as error:
-        if show or url is not None:
+        if show or url is not None or (model_option is None and not isinstance(error, NoServer)):
             raise
+        if model_option is None and sends_tools(agent, arguments or []):
+            meant = f"`cortexmlx launch {agent} -m {TOOL_CALLER}`"
+            reason = f"{STARTER}, the default model, calls no tools, which {agent} needs"
+            raise CortexError(f"{reason}: {meant} has a model that does (2.3 GB to download)") from None
         server = None
         if not isinstance(error, NoServer):
             console.print_note(f"{error}. This time, launch starts a server of its own")
@@ -164,7 +172,7 @@ def launch(
             server = stack.enter_context(start_server(config))
         served = f"{to_single_line(server.model)} is served at {server.url}"
         console.print_note(f"{served}; its log: {log_path}" if log else f"{served} already")
-        for remark in setup_remarks(agent, server):
+        for remark in setup_remarks(agent, server, arguments or []):
             console.print_note(remark)
         agent_stderr = stack.enter_context(redirect_stderr(log)) if log else sys.stderr.fileno()
         code = run_agent(command, make_setup(agent, server), arguments or [], agent_stderr)
@@ -347,13 +355,18 @@ def print_setup(agent: Agent, setup: AgentSetup, arguments: Sequence[str]) -> No
         console.print_result(shlex.join([agent, *setup.arguments, *arguments]))
 
 
-def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
-    """Yield why an agent will not work well with a model."""
+def sends_tools(agent: Agent, arguments: Sequence[str]) -> bool:
+    """Whether an agent sends tools with its questions: all do, unless Claude Code is told to use none."""
+    return agent is not Agent.claude or not ("--tools=" in arguments or ("--tools", "") in pairwise(arguments))
+
+
+def setup_remarks(agent: Agent, server: AgentServer, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Yield why an agent that gets these arguments will not work well with a model."""
     name = to_single_line(server.model)
-    if not server.calls_tools:
+    if not server.calls_tools and sends_tools(agent, arguments):
         yield (
-            f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: docs/tools.md names "
-            "models that call tools."
+            f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: choose one that "
+            f"does, such as {TOOL_CALLER}."
         )
     if server.context_length < (least := LEAST_CONTEXT[agent]):
         yield (

@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_wait_for_a_servers_step_at_once(tmp_path: Path) -> None
             time.sleep(99)  # a step
 
         launch.start_server, launch.RUNNING_URL = start_server, "http://127.0.0.1:9"
-        start.run(["launch", "claude"])
+        start.run(["launch", "claude", "-m", "tiny"])
     """
     places = {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     with Terminal(program=(sys.executable, "-c", code), command=(), environment=places) as terminal:
@@ -213,7 +213,10 @@ def test_a_model_that_will_not_do_is_told() -> None:
     assert not any(list(setup_remarks(agent, good)) for agent in Agent)
     [words] = setup_remarks(Agent.codex, AgentServer("", "", "m", 65_536, calls_tools=False))
     assert "m calls no tools, and codex sends some with each question, so it gets errors" in words
-    assert words.endswith("names models that call tools.")
+    assert words.endswith(": choose one that does, such as mlx-community/Qwen3-4B-4bit.")
+    for words in (["--tools", ""], ["-p", "hi", "--tools="]):
+        assert not list(setup_remarks(Agent.claude, replace(good, calls_tools=False), words))
+    assert list(setup_remarks(Agent.claude, replace(good, calls_tools=False), ["--tools", "Bash", ""]))
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
     assert words.endswith("needs a context of about 49,152 tokens, and m has 32,768 here: choose another model.")
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768, has_longer_context=True))
@@ -236,7 +239,7 @@ def test_a_server_that_runs_is_used_and_printed(
         assert run(["launch", "claude", "--print"]) == 1
         says = f"the server at {url} wants a key: set CORTEXMLX_API_KEY to one of its keys"
         assert capfd.readouterr().err == f"error: {says}\n"
-        assert run(["launch", "claude"]) == 0
+        assert run(["launch", "claude", "-m", "smollm2"]) == 0
         assert f"cortexmlx: {says}. This time, launch starts a server of its own\n" in capfd.readouterr().err
         monkeypatch.setenv("CORTEXMLX_API_KEY", "wrong")
         assert f"the server at {url} wants another key: set" in refusal()
@@ -265,6 +268,10 @@ def test_a_server_that_runs_is_used_and_printed(
         assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
         monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
         assert "no server runs at http://127.0.0.1:9: start one" in refusal()
+        assert run(["launch", "claude"]) == 1
+        meant = "`cortexmlx launch claude -m mlx-community/Qwen3-4B-4bit`"
+        assert f"smollm2, the default model, calls no tools, which claude needs: {meant}" in capfd.readouterr().err
+        assert run(["launch", "claude", "-m", "smollm2"]) == run(["launch", "claude", "--", "--tools", ""]) == 0
         assert launch.find_server(None, f"{url}/v1/") == found
         assert launch.find_server(None, url.removeprefix("http://")) == found
         assert run(["launch", "claude", "--print", "--url", url]) == 0
