@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.limits import is_limited_by_memory
 from cortexmlx.cli.serve.command import LogFormat, log_event, log_request, open_socket
-from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, load_secret, server_url
+from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, ask_server, load_secret, server_url
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
 from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
@@ -193,13 +192,7 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
     none runs there, if it is not ready, wants another key, is another program, or does not have the model.
     """
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
-    headers = {"Authorization": f"Bearer {key or 'none'}", "Content-Type": "application/json"}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def ask(path: str, body: bytes | None = None) -> Any:
-        with opener.open(urllib.request.Request(url + path, body, headers), timeout=2.0) as reply:
-            return json.load(reply)
-
+    ask = partial(ask_server, url, key=key, seconds=2.0)
     try:
         models = {
             each["id"]: each
@@ -208,9 +201,11 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
         }
         names = (next(iter(models)),) if model is None else (model, client_model_name(model))
         if found := next((name for name in models if name in names), None):
-            shown = ask("/api/show", json.dumps({"model": found}).encode()) if models[found]["loaded"] else None
+            shown = ask("/api/show", body=json.dumps({"model": found}).encode()) if models[found]["loaded"] else None
             calls_tools = shown is None or "tools" in shown["capabilities"]
             return AgentServer(url, key or "none", found, models[found]["context_length"], calls_tools)
+    except CortexError:
+        raise
     except Exception as error:  # what else listens there may say anything
         raise _unusable(url, error, "another key" if key else "a key") from None
     raise CortexError(

@@ -5,18 +5,25 @@ line, which others see.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import secrets
+import socket
+import ssl
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import SECRET, open_folder, open_regular_file
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.system.files import state_folder
 
 KEY_VARIABLE = "CORTEXMLX_API_KEY"
@@ -27,9 +34,32 @@ RUNNING_URL = "http://127.0.0.1:8000"
 
 
 def server_url(text: str) -> str:
-    """Return a server's URL, without the /v1 that OpenAI's clients add to it. Without a scheme, it is asked by HTTP."""
+    """Return a server's URL, without the /v1 that OpenAI's clients add to it. Without a scheme, it is asked by HTTP. A
+    number, or one after a colon, is a port of this machine.
+    """
     url = text.rstrip("/").removesuffix("/v1")
+    if (port := url.removeprefix(":")).isdecimal():
+        url = f"127.0.0.1:{port}"
     return url if "://" in url else f"http://{url}"
+
+
+def ask_server(url: str, path: str, key: str, body: bytes | None = None, *, seconds: float) -> Any:
+    """Return what a server says of `path`, as JSON, within `seconds`. No proxy reads along. Raises CortexError if the
+    host is unknown or does not speak HTTPS, and else what urllib and json raise.
+    """
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url + path, body, headers), timeout=seconds) as reply:
+            return json.load(reply)
+    except URLError as error:
+        if isinstance(error.reason, socket.gaierror):
+            name = to_single_line(urlsplit(url).hostname or "")
+            raise CortexError(f"no machine is known by the name {name}: check the address (--url)") from None
+        if isinstance(error.reason, ssl.SSLError) and not isinstance(error.reason, ssl.SSLCertVerificationError):
+            plain = to_single_line(url.replace("https", "http", 1))
+            raise CortexError(f"the server answers by http only: give {plain} (--url)") from None
+        raise
 
 
 def read_keys(path: Path | None) -> dict[str, str]:

@@ -273,7 +273,9 @@ def test_a_server_that_runs_is_used_and_printed(
         assert f"smollm2, the default model, calls no tools, which claude needs: {meant}" in capfd.readouterr().err
         assert run(["launch", "claude", "-m", "smollm2"]) == run(["launch", "claude", "--", "--tools", ""]) == 0
         assert launch.find_server(None, f"{url}/v1/") == found
-        assert launch.find_server(None, url.removeprefix("http://")) == found
+        port = url.rpartition(":")[2]
+        for short in (url.removeprefix("http://"), port, f":{port}"):
+            assert launch.find_server(None, short) == found
         assert run(["launch", "claude", "--print", "--url", url]) == 0
 
 

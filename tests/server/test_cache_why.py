@@ -92,6 +92,12 @@ def test_the_command_asks_with_the_key_of_the_environment(
     monkeypatch.setenv("CORTEXMLX_API_KEY", KEYS and list(KEYS)[1])
     assert run(["cache", "why", "--url", url]) == 0
     assert "remembers no prompt of this key" in capsys.readouterr().err
+    for nowhere, says in (
+        (url.replace("http", "https"), f"answers by http only: give {url} (--url)"),
+        ("no.host.invalid:8510", "no machine is known by the name no.host.invalid: check the address (--url)"),
+    ):
+        assert run(["cache", "why", "--url", nowhere]) == 1 and says in capsys.readouterr().err
+        assert run(["launch", "claude", "--print", "--url", nowhere]) == 1 and says in capsys.readouterr().err
     for nowhere in ("127.0.0.1:1", "http://["):
         assert run(["cache", "why", "--url", nowhere]) == 1
         out, err = capsys.readouterr()
