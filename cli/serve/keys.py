@@ -12,8 +12,7 @@ import secrets
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import SECRET, open_folder, open_regular_file
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.system.files import state_folder
+from cortexmlx.system.files import lock_folder, state_folder
 
 KEY_VARIABLE = "CORTEXMLX_API_KEY"
 """The environment variable with a key."""
@@ -109,7 +108,9 @@ def load_secret() -> bytes:
     path = secret_folder() / SECRET
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock_folder(path.parent):  # or two servers could both replace a damaged secret
+        with ExitStack() as stack:
+            with suppress(OSError):  # a file system without locks; else two servers could both replace a damaged secret
+                stack.enter_context(lock_folder(path.parent, fcntl.LOCK_EX))
             old_secret = _read_head(path)
             secret = open_folder(path.parent)
     except OSError as error:
@@ -120,18 +121,6 @@ def load_secret() -> bytes:
             to_single_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST_ADVICE}")
         )
     return secret
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder in this context, if its file system has locks. Raises OSError if it cannot be opened."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read_head(path: Path) -> bytes | None:
