@@ -35,7 +35,7 @@ from cortexmlx.cli.terminal.exits import exit_immediately
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError
-from cortexmlx.models.resolve import STARTER
+from cortexmlx.models.resolve import STARTER, resolve_model
 from cortexmlx.server.model_pool import client_model_name
 from cortexmlx.system.files import home_folder, state_folder
 
@@ -251,6 +251,7 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
     listener = open_socket("127.0.0.1", 0)
     from cortexmlx.server import ServerSettings, app
     from cortexmlx.server.listening import HttpServer
+    resolve_model(config.model)
 
     name, key = client_model_name(config.model), secrets.token_urlsafe(24)
     settings = ServerSettings(

@@ -153,6 +153,11 @@ def test_what_is_not_installed_or_cannot_be_written_is_said_before_a_model_is_lo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "claude"))
     assert run(["launch", "claude", "-m", "/no/model"]) == 1
     assert "launch.log cannot be written (Not a directory): name another folder" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for model, says in (("/no/model", "no model '/no/model': no such"), (str(tmp_path), "the server needs starlette")):
+        assert run(["launch", "claude", "-m", model]) == 1
+        assert says in capsys.readouterr().err
 
 
 def test_what_is_the_agents_follows_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
