@@ -53,6 +53,9 @@ NOT_INSTALLED = 127
 TOOL_CALLER = "mlx-community/Qwen3-4B-4bit"
 """A small model that calls tools, to name where one is needed."""
 
+SETTINGS_PREFIX = "cortexmlx-launch-"
+"""What the names of files with an agent's settings begin with, before the number of their process."""
+
 MAX_OUTPUT_TOKENS = 32_000
 """Tokens of an answer that an agent asks for, at most. With a small context it is an eighth of that."""
 
@@ -248,10 +251,10 @@ def settings_remark(url: str) -> str:
 @contextmanager
 def start_server(config: EngineConfig) -> Iterator[AgentServer]:
     """Serve a model on a thread of this process while the context lasts. Raises what loading it raises."""
+    resolve_model(config.model)
     listener = open_socket("127.0.0.1", 0)
     from cortexmlx.server import ServerSettings, app
     from cortexmlx.server.listening import HttpServer
-    resolve_model(config.model)
 
     name, key = client_model_name(config.model), secrets.token_urlsafe(24)
     settings = ServerSettings(
@@ -395,6 +398,16 @@ def redirect_stderr(file: BinaryIO) -> Iterator[int]:
         os.close(old)
 
 
+def remove_orphaned_settings() -> None:
+    """Remove the settings, with a key, of those launches that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SETTINGS_PREFIX}*-*.json"):
+        with suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(path.name.removeprefix(SETTINGS_PREFIX).partition("-")[0]), 0)
+            except ProcessLookupError:
+                path.unlink()
+
+
 def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr: int) -> int:
     """Run an agent to its end, and return its exit code. It gets Ctrl-C itself, being in our process group; other
     signals that would end us are forwarded. If it stops (Ctrl-Z), so do we, and when we continue, so does it.
@@ -405,7 +418,9 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
     with ExitStack() as stack:
         words = [command, *setup.arguments]
         if setup.settings:
-            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))  # only this user reads it
+            remove_orphaned_settings()
+            prefix = f"{SETTINGS_PREFIX}{os.getpid()}-"  # and only this user reads it
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=prefix, suffix=".json"))
             json.dump(setup.settings, file)
             file.flush()
             words += ["--settings", file.name]

@@ -160,6 +160,20 @@ def test_what_is_not_installed_or_cannot_be_written_is_said_before_a_model_is_lo
         assert says in capsys.readouterr().err
 
 
+def test_a_killed_launch_leaves_its_key_no_longer_than_to_the_next(tmp_path: Path) -> None:
+    agent, folder = tmp_path / "claude", tmp_path / "temporary"
+    folder.mkdir()
+    code = "from cortexmlx.cli.launch import *; "
+    code += f"run_agent({str(agent)!r}, AgentSetup({{}}, settings={{'env': {{}}}}), [], 2)"
+    for does, left in (("kill -9 $PPID", 1), (f"ls {folder} >&2", 0)):
+        agent.write_text(f"#!/bin/sh\n{does}\n")
+        agent.chmod(0o755)
+        alive = folder / f"cortexmlx-launch-{os.getpid()}-x.json"
+        alive.touch()
+        ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(folder)}, stderr=-1)
+        assert alive.exists() and len(list(folder.glob("cortexmlx-launch-*"))) == left + 1, ended.stderr
+
+
 def test_what_is_the_agents_follows_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for words, says in (
         (["-m", "a", "-p", "hi"], "option: -p. If it is the agent's: cortexmlx launch claude -m a -- -p hi"),
