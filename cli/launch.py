@@ -145,9 +145,8 @@ def launch(
         if show or url is not None or (model_option is None and not isinstance(error, NoServer)):
             raise
         if model_option is None and sends_tools(agent, arguments or []):
-            meant = f"`cortexmlx launch {agent} -m {TOOL_CALLER}`"
-            reason = f"{STARTER}, the default model, calls no tools, which {agent} needs"
-            raise CortexError(f"{reason}: {meant} has a model that does (2.3 GB to download)") from None
+            meant = f"`cortexmlx launch {agent} -m {TOOL_CALLER}` (2.3 GB to download)"
+            raise CortexError(f"{STARTER}, the default, calls no tools, which {agent} needs: {meant}") from None
         server = None
         if not isinstance(error, NoServer):
             console.print_note(f"{error}. This time, launch starts a server of its own")

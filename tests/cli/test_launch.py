@@ -190,17 +190,15 @@ def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.C
         assert "put yours into ~/.claude/settings.json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["the environment", "her home", "her project"])
-def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, settings = "CLAUDE_CODE_MAX_OUTPUT_TOKENS", tmp_path / ".claude" / "settings.json"
-    settings.parent.mkdir()
-    monkeypatch.chdir(tmp_path if place == "her project" else "/")
-    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(settings.parent if place == "her home" else tmp_path))
+@pytest.mark.parametrize("place", ["environment", "home", "project"])
+def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(place: str, monkeypatch: Any, tmp_path: Path) -> None:
+    name, folder = "CLAUDE_CODE_MAX_OUTPUT_TOKENS", tmp_path / ".claude"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path if place == "project" else "/")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(folder if place == "home" else tmp_path))
     for set_by_user, told in (("100", "100"), ("6000", "5120"), ("0", "5120"), ("many", "5120"), ("", "5120")):
-        monkeypatch.setenv(name, set_by_user if place == "the environment" else "50")  # which claude's settings hide
-        settings.write_text(json.dumps({"env": {name: set_by_user}}))
+        monkeypatch.setenv(name, set_by_user if place == "environment" else "50")  # which claude's settings hide
+        (folder / "settings.json").write_text(json.dumps({"env": {name: set_by_user}}))
         assert make_setup(Agent.claude, SERVER).environment[name] == told
 
 
@@ -289,7 +287,7 @@ def test_a_server_that_runs_is_used_and_printed(
         assert "no server runs at http://127.0.0.1:9: start one" in refusal()
         assert run(["launch", "claude"]) == 1
         meant = "`cortexmlx launch claude -m mlx-community/Qwen3-4B-4bit`"
-        assert f"smollm2, the default model, calls no tools, which claude needs: {meant}" in capfd.readouterr().err
+        assert f"smollm2, the default, calls no tools, which claude needs: {meant}" in capfd.readouterr().err
         assert run(["launch", "claude", "-m", "smollm2"]) == run(["launch", "claude", "--", "--tools", ""]) == 0
         assert launch.find_server(None, f"{url}/v1/") == found
         port = url.rpartition(":")[2]
