@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from urllib.error import HTTPError, URLError
@@ -27,7 +27,7 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.limits import is_limited_by_memory
 from cortexmlx.cli.serve.command import LogFormat, log_event, log_request, open_socket
-from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, load_secret, server_url
+from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, ask_server, load_secret, server_url
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
 from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
@@ -35,7 +35,7 @@ from cortexmlx.cli.terminal.exits import exit_immediately
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError
-from cortexmlx.models.resolve import STARTER
+from cortexmlx.models.resolve import STARTER, resolve_model
 from cortexmlx.server.model_pool import client_model_name
 from cortexmlx.system.files import home_folder, state_folder
 
@@ -49,6 +49,12 @@ NOTE_SECONDS = 0.5
 
 NOT_INSTALLED = 127
 """The exit code if there is no such agent, as a shell has it."""
+
+TOOL_CALLER = "mlx-community/Qwen3-4B-4bit"
+"""A small model that calls tools, to name where one is needed."""
+
+SETTINGS_PREFIX = "cortexmlx-launch-"
+"""What the names of files with an agent's settings begin with, before the number of their process."""
 
 MAX_OUTPUT_TOKENS = 32_000
 """Tokens of an answer that an agent asks for, at most. With a small context it is an eighth of that."""
@@ -136,8 +142,11 @@ def launch(
     try:
         server = find_server(model_option, url)
     except CortexError as error:
-        if show or url is not None:
+        if show or url is not None or (model_option is None and not isinstance(error, NoServer)):
             raise
+        if model_option is None and sends_tools(agent, arguments or []):
+            meant = f"`cortexmlx launch {agent} -m {TOOL_CALLER}` (2.3 GB to download)"
+            raise CortexError(f"{STARTER}, the default, calls no tools, which {agent} needs: {meant}") from None
         server = None
         if not isinstance(error, NoServer):
             console.print_note(f"{error}. This time, launch starts a server of its own")
@@ -164,7 +173,7 @@ def launch(
             server = stack.enter_context(start_server(config))
         served = f"{to_single_line(server.model)} is served at {server.url}"
         console.print_note(f"{served}; its log: {log_path}" if log else f"{served} already")
-        for remark in setup_remarks(agent, server):
+        for remark in setup_remarks(agent, server, arguments or []):
             console.print_note(remark)
         agent_stderr = stack.enter_context(redirect_stderr(log)) if log else sys.stderr.fileno()
         code = run_agent(command, make_setup(agent, server), arguments or [], agent_stderr)
@@ -185,13 +194,7 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
     none runs there, if it is not ready, wants another key, is another program, or does not have the model.
     """
     key, url = os.environ.get(KEY_VARIABLE, ""), server_url(url or RUNNING_URL)
-    headers = {"Authorization": f"Bearer {key or 'none'}", "Content-Type": "application/json"}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def ask(path: str, body: bytes | None = None) -> Any:
-        with opener.open(urllib.request.Request(url + path, body, headers), timeout=2.0) as reply:
-            return json.load(reply)
-
+    ask = partial(ask_server, url, key=key, seconds=2.0)
     try:
         models = {
             each["id"]: each
@@ -200,9 +203,11 @@ def find_server(model: str | None, url: str | None = None) -> AgentServer:
         }
         names = (next(iter(models)),) if model is None else (model, client_model_name(model))
         if found := next((name for name in models if name in names), None):
-            shown = ask("/api/show", json.dumps({"model": found}).encode()) if models[found]["loaded"] else None
+            shown = ask("/api/show", body=json.dumps({"model": found}).encode()) if models[found]["loaded"] else None
             calls_tools = shown is None or "tools" in shown["capabilities"]
             return AgentServer(url, key or "none", found, models[found]["context_length"], calls_tools)
+    except CortexError:
+        raise
     except Exception as error:  # what else listens there may say anything
         raise _server_error(url, error, "another key" if key else "a key") from None
     raise CortexError(
@@ -224,21 +229,28 @@ def _server_error(url: str, error: Exception, wanted_key: str) -> CortexError:
     return NoServer(f"another program answers at {url}: {advice}")
 
 
-def settings_remark(url: str) -> str:
-    """Return which settings of Claude Code override the environment for a server at `url`, if any, and what to do."""
+def claude_settings() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the files of Claude Code's settings and the environment in each, first those that outweigh the others."""
     home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home_folder() / ".claude")
-    for path in (home / "settings.json", Path(".claude/settings.json"), Path(".claude/settings.local.json")):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever it is, claude reads it
-            other = json.loads(path.read_bytes())["env"]["ANTHROPIC_BASE_URL"]
-            if other.replace("localhost", "127.0.0.1").rstrip("/") != url:
-                advice = "remove ANTHROPIC_BASE_URL from it, or run `cortexmlx launch claude` without --print"
-                return f"{path} sends claude to {to_single_line(other)}, whatever the environment says: {advice}"
+    for path in (Path(".claude/settings.local.json"), Path(".claude/settings.json"), home / "settings.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # whatever it is, claude reads it
+            yield path, dict(json.loads(path.read_bytes())["env"])
+
+
+def settings_remark(url: str) -> str:
+    """Return which settings of Claude Code override the environment for a server at `url`, and what to do, or ""."""
+    for path, settings in claude_settings():
+        other = str(settings.get("ANTHROPIC_BASE_URL", url))
+        if other.replace("localhost", "127.0.0.1").rstrip("/") != url:
+            advice = "remove ANTHROPIC_BASE_URL from it, or run `cortexmlx launch claude` without --print"
+            return f"{path} sends claude to {to_single_line(other)}, whatever the environment says: {advice}"
     return ""
 
 
 @contextmanager
 def start_server(config: EngineConfig) -> Iterator[AgentServer]:
     """Serve a model on a thread of this process while the context lasts. Raises what loading it raises."""
+    resolve_model(config.model)
     listener = open_socket("127.0.0.1", 0)
     from cortexmlx.server import ServerSettings, app
     from cortexmlx.server.listening import HttpServer
@@ -268,8 +280,9 @@ def start_server(config: EngineConfig) -> Iterator[AgentServer]:
 
 
 def _user_token_limit(name: str, most: int) -> str:
-    """Return the token limit in the environment variable `name`, if it is from 1 to `most`; else `most`."""
-    own = os.environ.get(name, "")
+    """Return the number that the user has set in claude's settings or the environment, if 1 to `most`; else `most`."""
+    places = [*(settings for _, settings in claude_settings()), os.environ]
+    own = str(next((each[name] for each in places if name in each), ""))
     return own if own.isdecimal() and 0 < int(own) <= most else str(most)
 
 
@@ -340,13 +353,18 @@ def print_setup(agent: Agent, setup: AgentSetup, arguments: Sequence[str]) -> No
         console.print_result(shlex.join([agent, *setup.arguments, *arguments]))
 
 
-def setup_remarks(agent: Agent, server: AgentServer) -> Iterator[str]:
-    """Yield why an agent will not work well with a model."""
+def sends_tools(agent: Agent, arguments: Sequence[str]) -> bool:
+    """Whether an agent sends tools with its questions: all do, unless Claude Code is told to use none."""
+    return agent is not Agent.claude or not ("--tools=" in arguments or ("--tools", "") in pairwise(arguments))
+
+
+def setup_remarks(agent: Agent, server: AgentServer, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Yield why an agent that gets these arguments will not work well with a model."""
     name = to_single_line(server.model)
-    if not server.calls_tools:
+    if not server.calls_tools and sends_tools(agent, arguments):
         yield (
-            f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: docs/tools.md names "
-            "models that call tools."
+            f"{name} calls no tools, and {agent} sends some with each question, so it gets errors: choose one that "
+            f"does, such as {TOOL_CALLER}."
         )
     if server.context_length < (least := LEAST_CONTEXT[agent]):
         yield (
@@ -379,6 +397,16 @@ def redirect_stderr(file: BinaryIO) -> Iterator[int]:
         os.close(old)
 
 
+def remove_orphaned_settings() -> None:
+    """Remove the settings, with a key, of those launches that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SETTINGS_PREFIX}*-*.json"):
+        with suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(path.name.removeprefix(SETTINGS_PREFIX).partition("-")[0]), 0)
+            except ProcessLookupError:
+                path.unlink()
+
+
 def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr: int) -> int:
     """Run an agent to its end, and return its exit code. It gets Ctrl-C itself, being in our process group; other
     signals that would end us are forwarded. If it stops (Ctrl-Z), so do we, and when we continue, so does it.
@@ -389,7 +417,9 @@ def run_agent(command: str, setup: AgentSetup, arguments: Sequence[str], stderr:
     with ExitStack() as stack:
         words = [command, *setup.arguments]
         if setup.settings:
-            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))  # only this user reads it
+            remove_orphaned_settings()
+            prefix = f"{SETTINGS_PREFIX}{os.getpid()}-"  # and only this user reads it
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=prefix, suffix=".json"))
             json.dump(setup.settings, file)
             file.flush()
             words += ["--settings", file.name]

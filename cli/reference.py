@@ -73,13 +73,8 @@ _Shared = dict[str, tuple[str | None, str]]
 def _shared_options() -> _Shared:
     """Return the options that mean the same in several commands."""
     options = [option for _, command, _ in COMMANDS for option in _annotated_parameters(command)]
-    option_texts = [
-        (_option_names(*each), _help_text(*each), _default_text(*each))
-        for each in options
-        if isinstance(each[1], OptionInfo)
-    ]
     defaults: dict[tuple[str, str], list[str]] = {}
-    for names, meaning, default in option_texts:
+    for names, default, meaning in (_option_texts(*each) for each in options if isinstance(each[1], OptionInfo)):
         defaults.setdefault((names, meaning), []).append(default)
     return {
         names: (default_texts[0] if len(set(default_texts)) == 1 else None, meaning)
@@ -91,7 +86,8 @@ def _shared_options() -> _Shared:
 def _command_section(name: str, command: Callable[..., None], shared: _Shared) -> Iterator[str]:
     arguments = [(p, info) for p, info in _annotated_parameters(command) if isinstance(info, ArgumentInfo)]
     shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
-    yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
+    words = sorted([*shapes, "[options]"], key=lambda word: word.startswith("[--"))  # the options come before --
+    yield f"`{' '.join(['cortexmlx', name, *words])}`"
     yield ""
     yield from _paragraphs(command.__doc__ or "")
     yield ""
@@ -108,11 +104,7 @@ def _option_rows(command: Callable[..., None], shared: _Shared) -> Iterator[str]
     shared_names = []
     for parameter, info in _annotated_parameters(command):
         if isinstance(info, OptionInfo):
-            names, default, meaning = (
-                _option_names(parameter, info),
-                _default_text(parameter, info),
-                _help_text(parameter, info),
-            )
+            names, default, meaning = _option_texts(parameter, info)
             shared_default, shared_meaning = shared.get(names, (None, None))
             if shared_meaning != meaning:
                 yield f"| {names} | {default} | {meaning} |"
@@ -138,6 +130,11 @@ def _paragraphs(text: str) -> list[str]:
         body = paragraph.removeprefix("\b\n").strip("\n").splitlines()
         lines += ["", *(["```", *body, "```"] if paragraph.startswith("\b") else body)]
     return lines[1:]
+
+
+def _option_texts(parameter: inspect.Parameter, info: Any) -> tuple[str, str, str]:
+    """Return an option's names, default and meaning."""
+    return _option_names(parameter, info), _default_text(parameter, info), _help_text(parameter, info)
 
 
 def _option_names(parameter: inspect.Parameter, info: Any) -> str:

@@ -40,8 +40,7 @@ def shortage_line(config: EngineConfig) -> str:
     sizes = f"{format_bytes(needed)} with a text of {_TOKENS:,} tokens, {format_bytes(needed - budget)}"
     return (
         f"{config.model} takes {sizes} more than this machine has for models ({format_bytes(budget)}): it may be very "
-        f"slow, or fail. {advice}; "
-        "`cortexmlx plan` says it of any other."
+        f"slow, or fail. {advice}; `cortexmlx plan` says it of any other."
     )
 
 

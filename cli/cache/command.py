@@ -8,18 +8,18 @@ import os
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from urllib.error import HTTPError, URLError
 
 import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.files.outputs import check_output
-from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, server_url
+from cortexmlx.cli.serve.keys import KEY_VARIABLE, RUNNING_URL, ask_server, server_url
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
@@ -148,20 +148,15 @@ def why(
 def fetch_reports(url: str, key: str) -> list[dict[str, Any]]:
     """Return a server's reports on prompts of the client with this API key, the newest first. Raises CortexError."""
     try:
-        address = urlsplit(server_url(url))
-        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-        path, headers = f"{address.path}/cache/why", {"authorization": f"Bearer {key}"}
-        with closing(kind(address.hostname or "", address.port, timeout=_SECONDS)) as connection:
-            connection.request("GET", path, headers=headers if key else {})
-            reply = connection.getresponse()
-            status, body = reply.status, reply.read()
-        if status == 401:
-            fault = "does not know your key" if key else "wants a key"
-            raise CortexError(f"the server at {url} {fault}: put one of its keys into {KEY_VARIABLE}")
-        return [dict(report) for report in json.loads(body)["reports"]]
+        reports = ask_server(server_url(url), "/cache/why", key, seconds=_SECONDS)["reports"]
+        return [dict(report) for report in reports]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, HTTPError) and error.code == 401:
+            fault = "does not know your key" if key else "wants a key"
+            raise CortexError(f"the server at {url} {fault}: put one of its keys into {KEY_VARIABLE}") from None
+        reason = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
         raise CortexError(
-            f"no server of cortexmlx explains its cache at {url} ({type(error).__name__}): start one with `cortexmlx "
+            f"no server of cortexmlx explains its cache at {url} ({type(reason).__name__}): start one with `cortexmlx "
             "serve`, or give its address (--url)"
         ) from error
 

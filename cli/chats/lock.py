@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+
+from cortexmlx.system.files import lock_folder
 
 _FOLDER = "locks"
 
@@ -31,7 +32,7 @@ class ChatLock:
         path = state / _FOLDER / f"{name}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _lock_folder(path.parent, fcntl.LOCK_SH):
+            with lock_folder(path.parent, fcntl.LOCK_SH):
                 return cls._acquire_file(path)
         except OSError:
             return cls(path, None)
@@ -71,7 +72,7 @@ class ChatLock:
 def remove_stale_locks(state: Path) -> None:
     """Remove the lock files of killed chats. No chat takes a lock meanwhile, so a lock that can be taken is stale."""
     folder = state / _FOLDER
-    with suppress(OSError), _lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with suppress(OSError), lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in folder.glob("*.lock"):
             with suppress(OSError):  # it is held, or has gone
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -80,14 +81,3 @@ def remove_stale_locks(state: Path) -> None:
                     path.unlink()
                 finally:
                     os.close(descriptor)
-
-
-@contextmanager
-def _lock_folder(folder: Path, operation: int) -> Iterator[None]:
-    """Lock the folder of all locks in this context. Processes that take a lock share it. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, operation)
-        yield
-    finally:
-        os.close(descriptor)

@@ -5,19 +5,25 @@ line, which others see.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import socket
+import ssl
+import urllib.request
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import SECRET, open_folder, open_regular_file
-from cortexmlx.errors import InvalidRequest
-from cortexmlx.system.files import state_folder
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.system.files import lock_folder, state_folder
 
 KEY_VARIABLE = "CORTEXMLX_API_KEY"
 """The environment variable with a key."""
@@ -27,9 +33,39 @@ RUNNING_URL = "http://127.0.0.1:8000"
 
 
 def server_url(text: str) -> str:
-    """Return a server's URL, without the /v1 that OpenAI's clients add to it. A URL without a scheme gets http://."""
+    """Return a server's URL, without the /v1 that OpenAI's clients add to it. Without a scheme, it is asked by HTTP. A
+    number, or one after a colon, is a port of this machine.
+    """
     url = text.rstrip("/").removesuffix("/v1")
+    if (port := url.removeprefix(":")).isdecimal():
+        url = f"127.0.0.1:{port}"
     return url if "://" in url else f"http://{url}"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as an error: it would carry the key to wherever it leads."""
+
+    def redirect_request(self, *args: Any, **named: Any) -> None:
+        """Return no further request."""
+
+
+def ask_server(url: str, path: str, key: str, body: bytes | None = None, *, seconds: float) -> Any:
+    """Return what a server says of `path`, as JSON, within `seconds`. No proxy reads along. Raises CortexError if the
+    host is unknown or does not speak HTTPS, and else what urllib and json raise.
+    """
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+    try:
+        with opener.open(urllib.request.Request(url + path, body, headers), timeout=seconds) as reply:
+            return json.load(reply)
+    except URLError as error:
+        if isinstance(error.reason, socket.gaierror):
+            name = to_single_line(urlsplit(url).hostname or "")
+            raise CortexError(f"no machine is known by the name {name}: check the address (--url)") from None
+        if isinstance(error.reason, ssl.SSLError) and not isinstance(error.reason, ssl.SSLCertVerificationError):
+            plain = to_single_line(url.replace("https", "http", 1))
+            raise CortexError(f"the server answers by http only: give {plain} (--url)") from None
+        raise
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
@@ -79,7 +115,9 @@ def load_secret() -> bytes:
     path = secret_folder() / SECRET
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock_folder(path.parent):  # or two servers could both replace a damaged secret
+        with ExitStack() as stack:
+            with suppress(OSError):  # a file system without locks; else two servers could both replace a damaged secret
+                stack.enter_context(lock_folder(path.parent, fcntl.LOCK_EX))
             old_secret = _read_head(path)
             secret = open_folder(path.parent)
     except OSError as error:
@@ -90,18 +128,6 @@ def load_secret() -> bytes:
             to_single_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST_ADVICE}")
         )
     return secret
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder in this context, if its file system has locks. Raises OSError if it cannot be opened."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read_head(path: Path) -> bytes | None:

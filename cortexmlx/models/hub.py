@@ -351,10 +351,8 @@ class WeightsDownload:
                     f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
                     "later."
                 )
-            skip, remaining = (
-                start if is_full_response else 0,
-                file.size - start,
-            )  # a server that ignores ranges sends the whole file
+            skip = start if is_full_response else 0  # a server that ignores ranges sends the whole file
+            remaining = file.size - start
             for data in response.iter_bytes():
                 self._tally.add(0)
                 new = data[skip:][:remaining]

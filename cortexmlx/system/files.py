@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -50,6 +51,17 @@ def write_atomically(path: Path, *, private: bool = False, temp_path: Path | Non
         with suppress(OSError):
             unfinished_path.unlink()
         raise
+
+
+@contextmanager
+def lock_folder(folder: Path, operation: int) -> Iterator[None]:
+    """Lock a folder in this context, shared or not (`fcntl.LOCK_SH`, `LOCK_EX`). Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_unfinished(folder: Path, seconds: float) -> None:

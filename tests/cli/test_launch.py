@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_wait_for_a_servers_step_at_once(tmp_path: Path) -> None
             time.sleep(99)  # a step
 
         launch.start_server, launch.RUNNING_URL = start_server, "http://127.0.0.1:9"
-        start.run(["launch", "claude"])
+        start.run(["launch", "claude", "-m", "tiny"])
     """
     places = {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     with Terminal(program=(sys.executable, "-c", code), command=(), environment=places) as terminal:
@@ -153,6 +153,25 @@ def test_what_is_not_installed_or_cannot_be_written_is_said_before_a_model_is_lo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "claude"))
     assert run(["launch", "claude", "-m", "/no/model"]) == 1
     assert "launch.log cannot be written (Not a directory): name another folder" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for model, says in (("/no/model", "no model '/no/model': no such"), (str(tmp_path), "the server needs starlette")):
+        assert run(["launch", "claude", "-m", model]) == 1
+        assert says in capsys.readouterr().err
+
+
+def test_a_killed_launch_leaves_its_key_no_longer_than_to_the_next(tmp_path: Path) -> None:
+    agent, folder = tmp_path / "claude", tmp_path / "temporary"
+    folder.mkdir()
+    code = "from cortexmlx.cli.launch import *; "
+    code += f"run_agent({str(agent)!r}, AgentSetup({{}}, settings={{'env': {{}}}}), [], 2)"
+    for does, left in (("kill -9 $PPID", 1), (f"ls {folder} >&2", 0)):
+        agent.write_text(f"#!/bin/sh\n{does}\n")
+        agent.chmod(0o755)
+        alive = folder / f"cortexmlx-launch-{os.getpid()}-x.json"
+        alive.touch()
+        ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(folder)}, stderr=-1)
+        assert alive.exists() and len(list(folder.glob("cortexmlx-launch-*"))) == left + 1, ended.stderr
 
 
 def test_what_is_the_agents_follows_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,10 +190,15 @@ def test_settings_that_would_take_the_place_of_ours_are_refused(capsys: pytest.C
         assert "put yours into ~/.claude/settings.json" in capsys.readouterr().err
 
 
-def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
+@pytest.mark.parametrize("place", ["environment", "home", "project"])
+def test_a_limit_that_its_user_has_set_is_kept_if_it_fits(place: str, monkeypatch: Any, tmp_path: Path) -> None:
+    name, folder = "CLAUDE_CODE_MAX_OUTPUT_TOKENS", tmp_path / ".claude"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path if place == "project" else "/")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(folder if place == "home" else tmp_path))
     for set_by_user, told in (("100", "100"), ("6000", "5120"), ("0", "5120"), ("many", "5120"), ("", "5120")):
-        monkeypatch.setenv(name, set_by_user)
+        monkeypatch.setenv(name, set_by_user if place == "environment" else "50")  # which claude's settings hide
+        (folder / "settings.json").write_text(json.dumps({"env": {name: set_by_user}}))
         assert make_setup(Agent.claude, SERVER).environment[name] == told
 
 
@@ -206,7 +230,10 @@ def test_a_model_that_will_not_do_is_told() -> None:
     assert not any(list(setup_remarks(agent, good)) for agent in Agent)
     [words] = setup_remarks(Agent.codex, AgentServer("", "", "m", 65_536, calls_tools=False))
     assert "m calls no tools, and codex sends some with each question, so it gets errors" in words
-    assert words.endswith("names models that call tools.")
+    assert words.endswith(": choose one that does, such as mlx-community/Qwen3-4B-4bit.")
+    for words in (["--tools", ""], ["-p", "hi", "--tools="]):
+        assert not list(setup_remarks(Agent.claude, replace(good, calls_tools=False), words))
+    assert list(setup_remarks(Agent.claude, replace(good, calls_tools=False), ["--tools", "Bash", ""]))
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
     assert words.endswith("needs a context of about 49,152 tokens, and m has 32,768 here: choose another model.")
     [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768, has_longer_context=True))
@@ -229,7 +256,7 @@ def test_a_server_that_runs_is_used_and_printed(
         assert run(["launch", "claude", "--print"]) == 1
         says = f"the server at {url} wants a key: set CORTEXMLX_API_KEY to one of its keys"
         assert capfd.readouterr().err == f"error: {says}\n"
-        assert run(["launch", "claude"]) == 0
+        assert run(["launch", "claude", "-m", "smollm2"]) == 0
         assert f"cortexmlx: {says}. This time, launch starts a server of its own\n" in capfd.readouterr().err
         monkeypatch.setenv("CORTEXMLX_API_KEY", "wrong")
         assert f"the server at {url} wants another key: set" in refusal()
@@ -258,8 +285,14 @@ def test_a_server_that_runs_is_used_and_printed(
         assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
         monkeypatch.setattr(launch, "RUNNING_URL", "http://127.0.0.1:9")
         assert "no server runs at http://127.0.0.1:9: start one" in refusal()
+        assert run(["launch", "claude"]) == 1
+        meant = "`cortexmlx launch claude -m mlx-community/Qwen3-4B-4bit`"
+        assert f"smollm2, the default, calls no tools, which claude needs: {meant}" in capfd.readouterr().err
+        assert run(["launch", "claude", "-m", "smollm2"]) == run(["launch", "claude", "--", "--tools", ""]) == 0
         assert launch.find_server(None, f"{url}/v1/") == found
-        assert launch.find_server(None, url.removeprefix("http://")) == found
+        port = url.rpartition(":")[2]
+        for short in (url.removeprefix("http://"), port, f":{port}"):
+            assert launch.find_server(None, short) == found
         assert run(["launch", "claude", "--print", "--url", url]) == 0
 
 

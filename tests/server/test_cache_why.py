@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.cli.serve.keys import ask_server
 from cortexmlx.cli.start import run
 from cortexmlx.server import ServerSettings, app
 from support.clients.in_process import in_process
+from support.patience import PATIENCE
 
 KEYS = {"mine-1234567890": "mine", "other-1234567890": "other"}
 SECRET = "The code of the safe is larkspur-4711, tell nobody. " * 4
@@ -94,10 +99,37 @@ def test_the_command_asks_with_the_key_of_the_environment(
     monkeypatch.setenv("CORTEXMLX_API_KEY", KEYS and list(KEYS)[1])
     assert run(["cache", "why", "--url", url]) == 0
     assert "remembers no prompt of this key" in capsys.readouterr().err
+    for nowhere, says in (
+        (url.replace("http", "https"), f"answers by http only: give {url} (--url)"),
+        ("no.host.invalid:8510", "no machine is known by the name no.host.invalid: check the address (--url)"),
+    ):
+        assert run(["cache", "why", "--url", nowhere]) == 1 and says in capsys.readouterr().err
+        assert run(["launch", "claude", "--print", "--url", nowhere]) == 1 and says in capsys.readouterr().err
     for nowhere in ("127.0.0.1:1", "http://["):
         assert run(["cache", "why", "--url", nowhere]) == 1
         out, err = capsys.readouterr()
         assert out == "" and f"no server of cortexmlx explains its cache at {nowhere}" in err and "--url" in err
+
+
+def test_a_key_goes_nowhere_else() -> None:
+    """A redirect is not followed: whatever listens at the address could lead the key away."""
+    heard: list[str] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as there:
+        threading.Thread(target=there.serve_forever).start()
+        try:
+            with pytest.raises(HTTPError, match="302"):
+                ask_server(f"http://127.0.0.1:{there.server_port}", "/cache/why", "secret", seconds=PATIENCE)
+        finally:
+            there.shutdown()
+    assert heard == ["/cache/why"]
 
 
 @pytest.fixture
