@@ -152,7 +152,7 @@ def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds
         if is_json:
             try:
                 identity = read_line_id(parse_object(line), number)
-            except InvalidRequest:
+            except (InvalidRequest, RecursionError):
                 identity = None
         ids.add(identity, number, line)
     return ids
@@ -211,8 +211,6 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except ValueError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("not JSON that can be read: nested too deeply") from None
     if not isinstance(data, dict):
         raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with `prompt` or `messages`")
     return data
