@@ -137,7 +137,7 @@ class Subcommand(AdaptedHelp, TyperCommand):
                     error.possibilities = ["--schema json"]
                 elif advice := FOREIGN_OPTIONS.get(typed.lstrip("-")):
                     error.message, error.possibilities = f"No such option: {typed}. {advice}", None
-            elif ctx.info_name == "chat" and "unexpected extra argument" in error.message:
+            elif ctx.info_name == "chat" and "unexpected extra argument" in str(error):
                 error.message += f". A question goes after -p, or type: {shlex.join(['cortexmlx', 'generate', *words])}"
             elif "'json' is not one of" in str(error) and has_schema:
                 error.message += " For answers in JSON: --schema json"

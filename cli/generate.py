@@ -122,8 +122,7 @@ def generate(
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
     if model is not None and len(model.split()) > 1 and not os.path.exists(os.path.expanduser(model)):
         line = shlex.join(["cortexmlx", "generate", *(words or [STARTER]), model])
-        text = f"{model!r} was taken as the model; the question goes after it or with -p: {line}"
-        raise typer.BadParameter(text, param_hint="MODEL")
+        raise typer.BadParameter(f"{model!r} was taken as the model; the question goes after it or with -p: {line}")
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
         raise typer.BadParameter('no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT")

@@ -352,16 +352,21 @@ class ChatSession:
     def _display_reply(self, reply: Reply) -> Completion:
         """Show a reply while it is written, and return it when complete."""
         with self.show(reply) as view:
-            shown_length = 0
-            for event in reply:
-                view.update_status(event)
-                if event.thinking:
-                    view.feed(event.thinking, is_thought=True)
-                view.feed(event.text)
-                shown_length += len(event.text)
-            completion = reply.result()
-            view.feed(completion.text[shown_length:])
-            return completion
+            return self._feed_view(reply, view)
+
+    @staticmethod
+    def _feed_view(reply: Reply, view: AnswerView) -> Completion:
+        """Feed a reply's events to a view, and return the completion."""
+        shown_length = 0
+        for event in reply:
+            view.update_status(event)
+            if event.thinking:
+                view.feed(event.thinking, is_thought=True)
+            view.feed(event.text)
+            shown_length += len(event.text)
+        completion = reply.result()
+        view.feed(completion.text[shown_length:])
+        return completion
 
 
 def conversation_notes(engine: Engine, talk: Conversation) -> tuple[str, ...]:
