@@ -84,6 +84,7 @@ FOREIGN_OPTIONS = {
         ("c", "ctx-size", "max-model-len"), "The context is the model's own; --kv-memory limits what it takes"
     ),
     **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v", "kv-cache-dtype"), "Here it is --kv-bits 8, or 4"),
+    **dict.fromkeys(("f", "file"), "A file is piped in: < FILE. In the messages of a chat, @FILE puts its text there"),
     **dict.fromkeys(("gpu-layers", "n-gpu-layers"), "The whole model is on the GPU"),
     **dict.fromkeys(("parallel", "max-num-seqs"), "Here it is --max-rows N"),
     "api-key": "Here it is --api-key-file FILE, or CORTEXMLX_API_KEY in the environment: others see a command line",
@@ -136,6 +137,8 @@ class Subcommand(AdaptedHelp, TyperCommand):
                     error.possibilities = ["--schema json"]
                 elif advice := FOREIGN_OPTIONS.get(typed.lstrip("-")):
                     error.message, error.possibilities = f"No such option: {typed}. {advice}", None
+            elif ctx.info_name == "chat" and "unexpected extra argument" in str(error):
+                error.message += f". A question goes after -p, or type: {shlex.join(['cortexmlx', 'generate', *words])}"
             elif "'json' is not one of" in str(error) and has_schema:
                 error.message += " For answers in JSON: --schema json"
             raise

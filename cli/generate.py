@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.models.resolve import STARTER
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason
 from cortexmlx.types.sampling_params import SamplingParams
@@ -117,6 +120,9 @@ def generate(
         words, model = [model, *(words or ())], None
     params = options.replace_params(params, n=answers, logprobs=logprobs)
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
+    if model is not None and len(model.split()) > 1 and not os.path.exists(os.path.expanduser(model)):
+        line = shlex.join(["cortexmlx", "generate", *(words or [STARTER]), model])
+        raise typer.BadParameter(f"{model!r} was taken as the model; the question goes after it or with -p: {line}")
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
         raise typer.BadParameter('no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT")

@@ -357,6 +357,9 @@ def parse_memory_size(text: str | None, option: str = "--kv-memory") -> int | No
 
 def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
     """Return `params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
+    if (limit := changes.get("max_tokens") or 0) < 0:
+        range_text = f"1 to {NUMBERS['max_tokens'].high:,}. A number beyond the context, like 1000000, is no limit"
+        raise typer.BadParameter(f"{limit:,} is not in {range_text}", param_hint="-n")
     with wrong_usage():
         return replace(params, **changes)
 

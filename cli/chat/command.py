@@ -25,6 +25,7 @@ from cortexmlx.cli.terminal.text import clean_argument, gather_prompt
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.resolve import resolve_model
 from cortexmlx.sessions.saved import SavedConversation, parse_foreign_messages, read_text
 from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import FinishReason
@@ -103,6 +104,7 @@ def chat(
     pretty = console.is_terminal(sys.stdout)
     first_question = gather_prompt(prompt or ["-"] if is_piped else prompt or [])
     if is_piped and not first_question:
+        resolve_model(model_name)
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean_argument(system, "--system")
     if is_piped and tools is not None and not yes:

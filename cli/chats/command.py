@@ -38,8 +38,8 @@ def chats(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
-    """List saved chats, the newest first, or list, rename or delete those that are named. Words list all that have them
-    in their names, or else in their texts; to delete one, give its name or its beginning.
+    """List, rename or delete saved chats, the newest first. Words list all that have them in their names, or else their
+    texts; to delete one, give its name or its beginning.
 
     `cortexmlx chat --resume NAME` continues one. A chat that is open is neither renamed nor deleted. Keys and values
     of its texts are kept elsewhere: see `cortexmlx cache`.

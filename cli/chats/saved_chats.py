@@ -216,7 +216,7 @@ class ChatSaver:
     def _warn_once(self, reason: str) -> None:
         """Print once that the chat is not saved."""
         if not self._has_warned:
-            console.print_error(f"{reason}; the chat is not saved (--no-save says so)")
+            console.print_error(f"{reason}; the chat is not saved, but goes on (--no-save: without this message)")
         self._has_warned = True
 
     def _write(self, conversation: Conversation) -> None:

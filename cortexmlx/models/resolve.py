@@ -75,6 +75,11 @@ def resolve_model(name: str | Path) -> ResolvedModel:
         return ResolvedModel(text, SourceKind.STARTER, starter)
     if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
         return ResolvedModel(text, SourceKind.HUB, None)
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", text):
+        raise ModelNotFound(
+            f"no model {text!r}: that is a name of ollama's. Here a model is a hub id (org/name), such as "
+            "mlx-community/Qwen3-8B-4bit, a folder or a .gguf file. `cortexmlx models` lists what is on this machine."
+        )
     raise ModelNotFound(
         f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name)."
         f"{suggest_name(text, [STARTER, *cached_repo_names()]) or f' Try {STARTER!r}.'} "

@@ -146,9 +146,24 @@ def test_a_prompt_may_stand_behind_the_model(fakes: Fakes, arguments: list[str],
     assert fakes.engine.options.model == "fake"
 
 
-def test_without_a_prompt_it_says_where_one_goes(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "why is the sky blue?"]) == 2
-    assert "give one after MODEL or with -p" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (["generate", "fake"], "give one after MODEL or with -p"),
+        (["generate", "why?  Say."], "'why? Say.' was taken as the model; the question goes after it or with -p"),
+        (
+            ["generate", "fake", "hi", "-n", "-1"],
+            "for -n: -1 is not in 1 to 2,147,483,647. A number beyond the context",
+        ),
+        (["generate", "fake", "-f", "a.txt"], "No such option: -f. A file is piped in: < FILE"),
+        (["chat", "fake", "what is 2?"], "goes after -p, or type: cortexmlx generate fake 'what is 2?'"),
+    ],
+)
+def test_a_line_that_cannot_run_says_what_to_type(
+    line: list[str], advice: str, fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line) in (1, 2)
+    assert advice in " ".join(capsys.readouterr().err.split())
 
 
 THOUGHT = "!say <think>let me see</think>It is."

@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytes
     session.saver = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
-    assert capsys.readouterr().err.count("the chat is not saved (--no-save says so)") == 1
+    assert capsys.readouterr().err.count("the chat is not saved, but goes on") == 1
     assert len(session.conversation.messages) == 4
 
 
