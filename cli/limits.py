@@ -13,8 +13,7 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
-    from cortexmlx.sessions.conversation import Conversation
-    from cortexmlx.sessions.conversation_engine import Question
+    from cortexmlx.sessions.conversation import Conversation, Question
 
 
 def is_limited_by_memory(engine: Engine) -> bool:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.models.adapters.low_rank import AdapterInfo
     from cortexmlx.perplexity import Perplexity
-    from cortexmlx.sessions.conversation import Conversation
-    from cortexmlx.sessions.conversation_engine import Question
+    from cortexmlx.sessions.conversation import Conversation, Question
     from cortexmlx.sessions.pin import Pin
     from cortexmlx.sessions.reply import AsyncReply, Reply
     from cortexmlx.sessions.tool_rounds import ToolEvent
@@ -98,7 +97,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "AsyncTokenStream": "cortexmlx.core.streams",
         "TokenStream": "cortexmlx.core.streams",
         "Conversation": "cortexmlx.sessions.conversation",
-        "Question": "cortexmlx.sessions.conversation_engine",
+        "Question": "cortexmlx.sessions.conversation",
         "Pin": "cortexmlx.sessions.pin",
         "AsyncReply": "cortexmlx.sessions.reply",
         "Reply": "cortexmlx.sessions.reply",

@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from weakref import ref
 
 from cortexmlx.core.arguments import KeywordsBesideTools, SamplingKeywords, checked_params, with_keywords
@@ -21,7 +21,6 @@ from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest, PromptTooLong
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import accept_variables
-from cortexmlx.sessions.conversation_engine import ConversationEngine, Params, Question
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.saved import (
     SavedConversation,
@@ -53,7 +52,27 @@ from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, FinishReason, Message
 from cortexmlx.types.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from cortexmlx.core.handle import RequestHandle
+
 log = logging.getLogger("cortexmlx")
+
+Params = SamplingParams | None
+Question = str | Message | Sequence[Message]
+"""What is said to the model: a user's text, or messages, such as the outputs of tools."""
+
+
+class ConversationEngine(Protocol):
+    """What a conversation needs of its engine; see the members of `Engine`, which stands above."""
+
+    info: ModelInfo
+
+    @property
+    def longest_request(self) -> int: ...
+    @property
+    def submit(self) -> Callable[..., RequestHandle]: ...
+    @property
+    def conversation(self) -> Callable[..., Any]: ...
 
 
 class Conversation:
