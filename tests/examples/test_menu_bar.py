@@ -71,7 +71,7 @@ def test_an_answer_is_stopped_and_what_there_is_stays(assistant: Any) -> None:
 
 def test_what_does_not_fit_is_said_and_the_next_question_is_answered(assistant: Any) -> None:
     assistant.ask("x" * 5000)
-    assert soon(lambda: "prompt has" in assistant.view.status and not assistant.view.busy)
+    assert soon(lambda: "prompt still has" in assistant.view.status and not assistant.view.busy)
     assistant.ask("short?")
     assert soon(lambda: assistant.view.status.startswith("100 tokens"))
 
