@@ -19,7 +19,7 @@ RUN = CORTEXMLX_STARTED_BY=make $(BIN)/cortexmlx
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat serve test test-lab test-model test-mlx-lm test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
+.PHONY: chat serve test test-features test-lab test-model test-mlx-lm test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(RUN) chat $(MODEL) $(ARGS)
@@ -30,7 +30,11 @@ serve: .venv/.starter .venv/.server
 
 # For everybody, at every change.
 test: .venv/.starter .venv/.dev
-	$(PYTEST) -m "not lab and not model and not slow and not metal and not cuda" $(ARGS)
+	$(PYTEST) -m "not lab and not features and not model and not slow and not metal and not cuda" $(ARGS)
+
+# When images, several hosts, drafts, adapters, embeddings or GGUF changed.
+test-features: .venv/.starter .venv/.dev
+	$(PYTEST) -m "features and not model and not slow and not metal and not cuda" $(ARGS)
 
 # When kernels, studies or pictures changed: what executes, judges and compiles kernels on this machine.
 test-lab: .venv/.starter .venv/.dev

@@ -68,28 +68,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
 
 
-LAB = (
-    *("lab", "metal", "matmul", "pictures", "house/test_ci.py"),
-    *("bench/studies", "bench/suites", "bench/replay", "bench/measure"),
-    *("engine/test_metal_engine.py", "engine/test_matmul_engine.py"),
-)
-"""Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""
+TIERS = {
+    "lab": (
+        *("lab", "metal", "matmul", "pictures", "house/test_ci.py"),
+        *("bench/studies", "bench/suites", "bench/replay", "bench/measure"),
+        *("engine/test_metal_engine.py", "engine/test_matmul_engine.py"),
+    ),
+    "features": (
+        *("vision", "distributed", "models/sharding", "models/gguf", "models/adapters", "execution/adapters"),
+        *("models/embedding", "core/embedding", "engine/test_embedding.py", "server/test_embeddings.py"),
+        *("server/test_embeddings_engine.py", "server/test_images.py", "server/test_hostile_images.py"),
+        *("speculation", "scheduling/test_drafts.py", "core/test_draft_model.py", "engine/test_draft_head.py"),
+        *(f"engine/test_speculation{rest}.py" for rest in ("", "_known_bugs", "_known_memory_bugs")),
+        *("engine/test_adapters.py", "engine/test_adapters_trials.py"),
+    ),
+}
+"""Files and folders of tests that have a command of their own. `make test-lab`: they execute, judge or compile kernels,
+or measure. `make test-features`: images, several hosts, drafts, adapters, embeddings and GGUF.
+"""
 
 
-def is_lab(path: Path) -> bool:
-    """Whether a test file, or a folder of them, is the laboratory's."""
-    return f"{path.relative_to(Path(__file__).parent).as_posix()}/".startswith(tuple(f"{each}/" for each in LAB))
+def belongs_to(tier: str, path: Path) -> bool:
+    """Whether a test file, or a folder of them, is of a tier."""
+    name = f"{path.relative_to(Path(__file__).parent).as_posix()}/"
+    return name.startswith(tuple(f"{each}/" for each in TIERS[tier]))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The laboratory's files are not even imported by a run that leaves it out."""
-    return True if "not lab" in config.option.markexpr and is_lab(collection_path) else None
+    """A tier's files are not even imported by a run that leaves it out."""
+    left_out = (tier for tier in TIERS if f"not {tier}" in config.option.markexpr)
+    return True if any(belongs_to(tier, collection_path) for tier in left_out) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_lab(item.path):
-            item.add_marker(pytest.mark.lab)
+        for tier in TIERS:
+            if belongs_to(tier, item.path):
+                item.add_marker(tier)
 
 
 def pytest_collection_finish() -> None:
