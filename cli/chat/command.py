@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -224,12 +225,16 @@ def run_chat(
         thought_display=thought_display,
     )
 
-    def print_saved() -> None:
-        """Print how the chat is continued, if it is saved."""
-        if pretty and not once and saver is not None and saver.saved_path is not None:
-            screen.print(f"saved: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
+    def saved_line() -> str:
+        """Return how the chat is continued, or "" if it is not saved."""
+        path = None if saver is None or once or not pretty else saver.saved_path
+        return "" if path is None else f"saved: {resume_command(path)}"
 
-    interrupts.at_leave[:0] = [session.save_partial, interrupts.suspend_handler.erase_region, print_saved]
+    def write_saved() -> None:
+        """Write how the chat is continued past the buffer of a print that a signal has interrupted."""
+        os.write(sys.stdout.fileno(), f"{saved_line()}\n".encode() if saved_line() else b"")
+
+    interrupts.at_leave[:0] = [session.save_partial, interrupts.suspend_handler.erase_region, write_saved]
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first
@@ -250,7 +255,8 @@ def run_chat(
     except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
     finally:
-        print_saved()
+        if line := saved_line():
+            screen.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def view_factory(
