@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,11 +229,8 @@ def run_chat(
         path = None if saver is None or once or not pretty else saver.saved_path
         return "" if path is None else f"saved: {resume_command(path)}"
 
-    def write_saved() -> None:
-        """Write how the chat is continued past the buffer of a print that a signal has interrupted."""
-        os.write(sys.stdout.fileno(), f"{saved_line()}\n".encode() if saved_line() else b"")
-
-    interrupts.at_leave[:0] = [session.save_partial, interrupts.suspend_handler.erase_region, write_saved]
+    last_words = (interrupts.suspend_handler.erase_region, lambda: interrupts.suspend_handler.write_line(saved_line()))
+    interrupts.at_leave[:0] = [session.save_partial, *last_words]
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first

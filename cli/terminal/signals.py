@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, exit_immediately
+from cortexmlx.cli.terminal.harmless import strip_controls
 from cortexmlx.cli.terminal.region import END, ERASE_BELOW, SHOW, WRAP
 
 ERASE_REGION = "\r" + END + WRAP + ERASE_BELOW
@@ -64,6 +65,10 @@ class SuspendHandler:
     def erase_region(self) -> None:
         """Erase the temporary rows and turn bracketed paste off, because the program is about to end."""
         self._write_control((ERASE_REGION if self._drawing_locks else "") + PASTE_PLAIN)
+
+    def write_line(self, text: str) -> None:
+        """Write a line, if `text` is not empty, past the buffer of a print that a signal has interrupted."""
+        self._write_control(f"{strip_controls(text)}\n" if text else "")
 
     def _write_control(self, controls: str) -> None:
         """Write control sequences past Python's buffers."""
