@@ -78,6 +78,8 @@ class MachineFigures:
     """Its part of the KV memory, beside `arena_bytes`."""
     image_bytes: int
     """What a model that sees takes beside: its vision tower, the features that are kept, and the largest image."""
+    reserved_bytes: int
+    """What is taken whatever is cached: weights, tails, logits, states, drafts without KV memory, and images."""
     free_bytes: int
     fits: int | None
     """Tokens of the longest single sequence in `free_bytes`, whatever the context. None if its length costs nothing."""
@@ -190,6 +192,7 @@ def make_plan(
         draft_bytes=draft_bytes,
         draft_kv_bytes=of_draft,
         image_bytes=images,
+        reserved_bytes=reserved_bytes,
         free_bytes=free,
         fits=sizing.tokens_that_fit((*groups, *draft_groups), free, size_here),
         limited=requested_blocks is not None,

@@ -101,9 +101,7 @@ class ModelPlanner:
         self._load = sizing.ArenaDemand.from_options(
             config.max_rows, config.prefill_budget, config.block_size, auto_backend_name() == "metal"
         )
-        figures = self._figures(0, None)
-        self.fixed = figures.weight_bytes + figures.tail_bytes + figures.logits_bytes
-        self.fixed += figures.states_bytes + figures.draft_bytes + figures.image_bytes
+        self.fixed = self._figures(0, None).reserved_bytes
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:
         """Return the figures of the model on a machine with `budget` bytes, `kv` of them for keys and values."""
