@@ -51,17 +51,17 @@ def cache(
             raise typer.BadParameter(f"options of `cache {subcommand}` come after its name")
         return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
+    if remove is not None and (clear or as_json):
+        raise typer.BadParameter("it goes without --clear and --json", param_hint="--remove")
+    holds_store = is_store(folder)  # raises for what cannot be one
     if remove is not None:
-        if clear or as_json:
-            raise typer.BadParameter("it goes without --clear and --json", param_hint="--remove")
-        is_store(folder)
         remove_prefix(folder, remove)
         console.print_result(f"prefix {to_single_line(remove)}: removed. Its keys and values go as the folder fills")
         return
     if clear and kv_store and not folder.exists():
         raise CortexError(f"there is no folder {folder}, so nothing was removed")
     freed_bytes, models = 0, dict[str, tuple[int, int]]()
-    if is_store(folder):
+    if holds_store:
         with open_store(folder, 0) as store:
             try:
                 freed_bytes = store.clear() + remove_transcripts(folder) if clear else 0
