@@ -85,8 +85,8 @@ FOREIGN_OPTIONS = {
     ),
     **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v", "kv-cache-dtype"), "Here it is --kv-bits 8, or 4"),
     **dict.fromkeys(("f", "file"), "A file is piped in: < FILE. In the messages of a chat, @FILE puts its text there"),
-    **dict.fromkeys(("gpu-layers", "n-gpu-layers"), "The whole model is on the GPU"),
-    **dict.fromkeys(("parallel", "max-num-seqs"), "Here it is --max-rows N"),
+    **dict.fromkeys(("gpu-layers", "n-gpu-layers", "ngl"), "The whole model is on the GPU"),
+    **dict.fromkeys(("parallel", "max-num-seqs", "np"), "Here it is --max-rows N"),
     "api-key": "Here it is --api-key-file FILE, or CORTEXMLX_API_KEY in the environment: others see a command line",
     "gpu-memory-utilization": "Here it is --memory SIZE for all models of `cortexmlx serve`, or --kv-memory",
     "log-level": "Here it is --log-format text, json or none, of `cortexmlx serve`",
@@ -126,6 +126,8 @@ class Subcommand(AdaptedHelp, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. The error for an option of another program names the one to use here."""
         words = [*args]  # the parser takes them away
+        if typed := next((word for word in words if word in ("-ngl", "-np")), ""):  # else read as -n gl, and -n p
+            ctx.fail(f"No such option: {typed}. {FOREIGN_OPTIONS[typed[1:]]}")
         try:
             return super().parse_args(ctx, args)
         except Exception as raised:

@@ -312,7 +312,8 @@ def make_setup(agent: Agent, server: AgentServer) -> AgentSetup:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             **dict.fromkeys(("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"), ""),
         }
-        return AgentSetup(environment, removed=("ANTHROPIC_API_KEY",), settings={"env": environment})
+        settings = {"env": {**environment, "ANTHROPIC_API_KEY": ""}}  # a key in its home would go along
+        return AgentSetup(environment, removed=("ANTHROPIC_API_KEY",), settings=settings)
     if agent is Agent.codex:
         values: dict[str, Any] = {
             "model": server.model,

@@ -51,7 +51,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def ask_server(url: str, path: str, key: str, body: bytes | None = None, *, seconds: float) -> Any:
     """Return what a server says of `path`, as JSON, within `seconds`. No proxy reads along. Raises CortexError if the
-    host is unknown or does not speak HTTPS, and else what urllib and json raise.
+    host is unknown, does not speak HTTPS or is not trusted, and else what urllib and json raise.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
@@ -62,7 +62,11 @@ def ask_server(url: str, path: str, key: str, body: bytes | None = None, *, seco
         if isinstance(error.reason, socket.gaierror):
             name = to_single_line(urlsplit(url).hostname or "")
             raise CortexError(f"no machine is known by the name {name}: check the address (--url)") from None
-        if isinstance(error.reason, ssl.SSLError) and not isinstance(error.reason, ssl.SSLCertVerificationError):
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            untrusted = f"{to_single_line(url)} shows a certificate that is not trusted here"
+            advice = "use the address that it is for, or name its file in the environment as SSL_CERT_FILE"
+            raise CortexError(f"{untrusted} ({error.reason.verify_message}): {advice}") from None
+        if isinstance(error.reason, ssl.SSLError):
             plain = to_single_line(url.replace("https", "http", 1))
             raise CortexError(f"the server answers by http only: give {plain} (--url)") from None
         raise

@@ -156,6 +156,7 @@ def test_a_prompt_may_stand_behind_the_model(fakes: Fakes, arguments: list[str],
             "for -n: -1 is not in 1 to 2,147,483,647. A number beyond the context",
         ),
         (["generate", "fake", "-f", "a.txt"], "No such option: -f. A file is piped in: < FILE"),
+        (["generate", "fake", "-ngl", "99"], "No such option: -ngl. The whole model is on the GPU"),
         (["chat", "fake", "what is 2?"], "goes after -p, or type: cortexmlx generate fake 'what is 2?'"),
     ],
 )

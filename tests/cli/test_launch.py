@@ -93,7 +93,7 @@ def test_an_agent_gets_a_server_of_its_own_and_interrupts_and_an_end_ends_both(l
     said = launched.stderr.read()
     assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
     assert told.pop("NO_PROXY") == "a.org,127.0.0.1" and not told["CLAUDE_CODE_USE_BEDROCK"]  # nobody else is asked
-    assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
+    assert about["settings"] == {"env": {**told, "ANTHROPIC_API_KEY": ""}}  # what is set in its home cannot hide it
     assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
     [model] = about["models"]
     assert told["ANTHROPIC_MODEL"] == model["id"] == "tiny"

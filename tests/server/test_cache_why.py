@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
-from urllib.error import HTTPError
+from unittest.mock import Mock
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -130,6 +132,18 @@ def test_a_key_goes_nowhere_else() -> None:
         finally:
             there.shutdown()
     assert heard == ["/cache/why"]
+
+
+def test_a_server_that_is_not_trusted_is_not_told_as_missing(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    untrusted = ssl.SSLCertVerificationError()
+    untrusted.verify_message = "self-signed certificate"
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", Mock(side_effect=URLError(untrusted)))
+    for command in (["cache", "why"], ["launch", "claude", "--print"]):
+        assert run([*command, "--url", "https://a.org"]) == 1
+        assert (
+            "https://a.org shows a certificate that is not trusted here (self-signed certificate): use the"
+            in capfd.readouterr().err
+        )
 
 
 @pytest.fixture

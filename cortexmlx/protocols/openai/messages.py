@@ -113,6 +113,8 @@ def _read_message(message: object, images: ImageParts | None, *, is_newest: bool
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
     fields = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
     role = _ROLES.get(require_name("role", fields.get("role")), fields["role"])
+    if role in ("user", "system") and fields.get("content") is None:
+        raise InvalidRequest(f"`content` is missing, which a {role} message must have", field="content")
     thoughts = _read_thoughts(fields)
     pieces = read_pieces(
         fields.get("content"),
