@@ -53,7 +53,7 @@ def test_what_codes_stand_for_is_what_mlx_says() -> None:
             variant(group=8, dim=128, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
             marks=pytest.mark.slow,
         ),
-        variant(group=4, dim=64, bits=4, quant_group=64),
+        variant(group=4, dim=128, bits=4, quant_group=64, block_size=16),
         pytest.param(
             variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16", forced_kernel=Kernel.MATRIX),
             marks=pytest.mark.slow,
