@@ -154,7 +154,7 @@ class MetalAttention:
             of_pieces, rows = queries[kv.step.rows :] if kv.step.rows else queries, kv.step.rows
             parts.append(self.prefill.attend(shape, of_pieces, kv, factors, per_head))
             for piece in kv.step.pieces:
-                if piece.both_ways:  # the kernel shows no later tokens
+                if piece.bidirectional:  # the kernel shows no later tokens
                     parts[-1][piece.begin - rows : piece.end - rows] = reference.attend_piece(
                         queries, kv, params, piece
                     )
@@ -394,7 +394,7 @@ class ShortPieceRows:
 
     def __init__(self, step: GroupStep) -> None:
         self._original_step = step
-        is_long = [piece.both_ways or piece.end - piece.begin > MAX_TOKENS_AS_ROWS for piece in step.pieces]
+        is_long = [piece.bidirectional or piece.end - piece.begin > MAX_TOKENS_AS_ROWS for piece in step.pieces]
         self._short_pieces = [piece for piece, long in zip(step.pieces, is_long, strict=True) if not long]
         self._long_pieces = [piece for piece, long in zip(step.pieces, is_long, strict=True) if long]
         self._step: GroupStep | None = None

@@ -299,7 +299,7 @@ def _trim_values(sums: mx.array, kv: PagedKV) -> mx.array:
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: Softmax) -> mx.array:
-    """Attend with a prefill piece: consecutive queries of one row, within the window, and causally or both ways."""
+    """Attend with a prefill piece: consecutive queries of one row, within the window, causally or bidirectionally."""
     step = ReferenceStep.from_handle(kv)
     base = step.oldest_token(piece)
     piece_kv = _piece_kv(kv, piece, base)
@@ -328,7 +328,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     for begin in range(0, count, QUERIES_PER_CHUNK):
         end = min(begin + QUERIES_PER_CHUNK, count)
         first, last = piece.first + begin, piece.first + end
-        seen = piece.tokens if piece.both_ways else last
+        seen = piece.tokens if piece.bidirectional else last
         oldest_token = kv.step.attention_window.oldest_visible(first)
         chunk_queries = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = chunk_queries @ keys[:, oldest_token - base : seen - base].swapaxes(-1, -2)
@@ -336,7 +336,9 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
         scores = softmax.add_alibi(
             scores, (heads, group, 1, 1), partial(step.token_distances, first, last, oldest_token)
         )
-        scores = scores + step.additive_mask(first, last, oldest_token, scores.dtype, seen if piece.both_ways else None)
+        scores = scores + step.additive_mask(
+            first, last, oldest_token, scores.dtype, seen if piece.bidirectional else None
+        )
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, seen - oldest_token) @ values[:, oldest_token - base : seen - base]
         parts.append(normalize(_trim_values(out, kv).reshape(heads, group, end - begin, -1), total))

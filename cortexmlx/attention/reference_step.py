@@ -54,10 +54,10 @@ class ReferenceStep:
     def mask(self, piece: PrefillPiece) -> mx.array | str:
         """Return a piece's mask for MLX: `[queries, seen tokens]` bool, or "causal" if the last query sees all."""
         oldest_token = self.oldest_token(piece)
-        if not piece.both_ways and self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest_token:
+        if not piece.bidirectional and self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest_token:
             return "causal"
         if piece.begin not in self._masks:
-            end = piece.tokens if piece.both_ways else None
+            end = piece.tokens if piece.bidirectional else None
             self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest_token, end))
         return self._masks[piece.begin]
 
@@ -228,7 +228,7 @@ class PieceBatches:
 
 def is_short(piece: PrefillPiece) -> bool:
     """Return whether a piece may be computed in a batch with others: it is short, and no image."""
-    return piece.end - piece.begin <= MAX_SHORT_TOKENS and not piece.both_ways
+    return piece.end - piece.begin <= MAX_SHORT_TOKENS and not piece.bidirectional
 
 
 def _group_similar(step: GroupStep) -> Iterator[list[PrefillPiece]]:

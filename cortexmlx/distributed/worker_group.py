@@ -177,12 +177,12 @@ class WorkerChannel:
 
     @property
     def processor_seconds(self) -> float | None:
-        """See `Channel.processor_seconds`."""
+        """CPU seconds of the worker's process, as of its newest heartbeat; None if unknown."""
         return self._link.processor_seconds
 
     @property
     def silent_seconds(self) -> float:
-        """See `Channel.silent_seconds`."""
+        """Seconds since the other side's newest heartbeat arrived."""
         return self._link.silent_seconds
 
     def send(self, message: Message) -> None:

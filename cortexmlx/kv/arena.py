@@ -215,7 +215,9 @@ class KVArena:
         self.blocks = target_blocks
 
     def release(self) -> None:
-        """Free all memory, and so all content, even after a failed write. The arena has no blocks until `resize`."""
+        """Free the slabs, even after a failed write: all cached keys and values are lost. There are no blocks until
+        `resize`.
+        """
         self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 

@@ -47,7 +47,7 @@ class PrefillPiece:
     """The one run that has the keys and values of the row up to the piece's last token; None if they are scattered."""
     slots: npt.NDArray[np.int32] | None
     """Where these keys and values are if they are scattered, `[tokens]` int32."""
-    both_ways: bool = False
+    bidirectional: bool = False
     """Whether each query also sees the tokens after it, up to the piece's last one: those of an image may."""
 
     @property

@@ -30,8 +30,8 @@ class UnservedField:
     harmless_values: tuple[Any, ...] = ()
     """Values that do not change the answer. A field with one of them is accepted."""
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise InvalidRequest for the field `name` unless its value is a harmless one."""
+    def refuse_unless_harmless(self, name: str, value: Any) -> None:
+        """Raise InvalidRequest for the field `name`, unless its value is one of the `harmless_values`."""
         flag = isinstance(value, bool)
         if not any(isinstance(harmless, bool) is flag and value == harmless for harmless in self.harmless_values):
             raise InvalidRequest(f"{name!r} is not served: {self.reason}", field=name)
@@ -61,9 +61,11 @@ class BodyFields:
         """
         fields = {name: value for name, value in body.items() if value is not None}
         for name in sorted(fields.keys() & self.unserved.keys()):
-            self.unserved[name].check(name, fields.pop(name))
+            self.unserved[name].refuse_unless_harmless(name, fields.pop(name))
         for name in sorted(fields.keys() & UNSERVED_DEFAULTS.keys() - self.served):
-            UnservedField("only its usual value is", UNSERVED_DEFAULTS[name]).check(name, fields.pop(name))
+            UnservedField("only its usual value is", UNSERVED_DEFAULTS[name]).refuse_unless_harmless(
+                name, fields.pop(name)
+            )
         return fields
 
     def reject_unknown(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,11 +100,11 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
             parts: Iterable[tuple[int, int, bool]] = [(first, first + count, False)]
             if images is not None:
                 parts = images.attention_pieces(first, count, attention_window.tokens is not None)
-            for start, end, both_ways in parts:
+            for start, end, bidirectional in parts:
                 run = cache.tables.find_run(job.id, group, end, begin)
                 slots = None if run is not None else cache.tables.slots(job.id, group, begin, end - begin)
                 flat = flat_offset + start - first, flat_offset + end - first
-                prefill_pieces.append(PrefillPiece(*flat, start - begin, run, slots, both_ways))
+                prefill_pieces.append(PrefillPiece(*flat, start - begin, run, slots, bidirectional))
             flat_offset += count
     return GroupStep(tables, lengths, tuple(runs), tuple(prefill_pieces), attention_window)
 

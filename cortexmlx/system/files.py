@@ -73,8 +73,8 @@ def remove_unfinished(folder: Path, seconds: float) -> None:
 
 
 def _file_mode(path: Path) -> int | None:
-    """Return the mode of a file; None if it does not exist. Raises OSError if it is not a regular file, so that the
-    system's administrator does not replace a device by a file.
+    """Return the mode of a regular file; None if it does not exist. Raises OSError for a device or a folder, which a
+    process with root's rights could otherwise replace by a file.
     """
     try:
         status = path.stat()

@@ -100,13 +100,13 @@ class FeaturePiece:
     first: int
 
 
-class BothWays(Enum):
+class BidirectionalLayers(Enum):
     """In which layers attention within an image is bidirectional: its tokens also attend to its later ones."""
 
-    NOWHERE = "nowhere"
-    WINDOWS = "windows"
+    NONE = "none"
+    WINDOWED = "windowed"
     """Those with a window, which ends for such a token with its image."""
-    EVERYWHERE = "everywhere"
+    ALL = "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class ImageLayout:
     spans: tuple[PlacedImage, ...]
     positions: IntArray
     placeholder: int
-    both_ways: BothWays = BothWays.NOWHERE
+    bidirectional: BidirectionalLayers = BidirectionalLayers.NONE
 
     @property
     def images(self) -> tuple[PreparedImage, ...]:
@@ -153,7 +153,7 @@ class ImageLayout:
         """Return how many tokens a step computes from `first` on: `count`, changed so that no image is cut whose tokens
         see later ones. It is less if such an image begins among these tokens, and more if they begin in one.
         """
-        for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
+        for span in self.spans if self.bidirectional is not BidirectionalLayers.NONE else ():
             if span.start < first + count < span.end:
                 return (span.start if first < span.start else span.end) - first
         return count
@@ -173,7 +173,9 @@ class ImageLayout:
         """Yield the pieces of `count` tokens from `first` on that attention computes at once: (begin, end, whether its
         tokens see later ones). `has_window` says whether the layers have a window. An image is one piece.
         """
-        here = self.both_ways is BothWays.EVERYWHERE or (self.both_ways is BothWays.WINDOWS and has_window)
+        here = self.bidirectional is BidirectionalLayers.ALL or (
+            self.bidirectional is BidirectionalLayers.WINDOWED and has_window
+        )
         begin, end = first, first + count
         for span in self.spans if here else ():
             if begin < span.end and span.start < end:

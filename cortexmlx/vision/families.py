@@ -8,7 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.types.images import BothWays
+from cortexmlx.types.images import BidirectionalLayers
 from cortexmlx.vision import gemma, pixtral, qwen
 from cortexmlx.vision.images import ImageProcessor
 from cortexmlx.vision.reader import MAX_TOKENS, ImageReader
@@ -29,15 +29,15 @@ class Family:
     """Whether the chat template writes one image and one text in this order, however they came."""
     trims_texts: bool = False
     """Whether the chat template trims each text beside an image."""
-    both_ways_layers: Callable[[Mapping[str, Any]], BothWays] = lambda config: BothWays.NOWHERE
+    bidirectional_layers: Callable[[Mapping[str, Any]], BidirectionalLayers] = lambda config: BidirectionalLayers.NONE
     """Returns in which layers a token of an image sees the image's later tokens, from config.json."""
 
     def make_reader(self, loaded: Any, tower: Tower, step_tokens: int) -> ImageReader:
         """Return the reader of images for a loaded model with this tower. A step holds `step_tokens` tokens of prompts.
         Raises ModelUnsupported, and what `ImageProcessor` raises.
         """
-        both_ways, max_tokens = self.both_ways_layers(loaded.config), MAX_TOKENS
-        if both_ways is not BothWays.NOWHERE:  # an image's tokens are computed in one step
+        bidirectional, max_tokens = self.bidirectional_layers(loaded.config), MAX_TOKENS
+        if bidirectional is not BidirectionalLayers.NONE:  # an image's tokens are computed in one step
             max_tokens = min(max_tokens, step_tokens)
         placeholder = loaded.config.get("image_token_id", loaded.config.get("image_token_index"))
         if not isinstance(placeholder, int):
@@ -62,11 +62,13 @@ class Family:
             has_axes=tower.turns_by_axes,
             shows_image_first=self.shows_image_first,
             trims_texts=self.trims_texts,
-            both_ways=both_ways,
+            bidirectional=bidirectional,
         )
 
 
-_GEMMA = Family(gemma.read_tower, ("<|image>", "<image|>"), trims_texts=True, both_ways_layers=gemma.both_ways_layers)
+_GEMMA = Family(
+    gemma.read_tower, ("<|image>", "<image|>"), trims_texts=True, bidirectional_layers=gemma.bidirectional_layers
+)
 
 FAMILIES = {
     "gemma4": _GEMMA,

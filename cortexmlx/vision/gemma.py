@@ -23,7 +23,7 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.types.images import BothWays
+from cortexmlx.types.images import BidirectionalLayers
 from cortexmlx.vision.towers import Block, Pieces, Tower, count_weights, in_pieces, load_tower
 
 _PREFIX = re.compile(
@@ -66,15 +66,15 @@ def read_tower(
     return tower
 
 
-def both_ways_layers(config: Mapping[str, Any]) -> BothWays:
+def bidirectional_layers(config: Mapping[str, Any]) -> BidirectionalLayers:
     """Return the layers of the language model in which an image's tokens attend to its later ones, too: all in Gemma 3,
     those with a window in larger models of Gemma 4, none in smaller ones. transformers (by
     `create_masks_for_vision_model`) and vLLM do the same; mlx-vlm does it in all layers of Gemma 4.
     """
     if config.get("model_type") == "gemma3":
-        return BothWays.EVERYWHERE
+        return BidirectionalLayers.ALL
     stated = (config.get("text_config") or {}).get("use_bidirectional_attention")
-    return BothWays.WINDOWS if stated == "vision" else BothWays.NOWHERE
+    return BidirectionalLayers.WINDOWED if stated == "vision" else BidirectionalLayers.NONE
 
 
 class Gemma4Tower(Tower):

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from cortexmlx.errors import InvalidRequest, OutOfMemory
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.images import MAX_IMAGES, decode_image
-from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
+from cortexmlx.types.images import BidirectionalLayers, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision.images import ImageProcessor, ImageSource, open_image
 from cortexmlx.vision.qwen import rope_positions
 
@@ -40,8 +40,8 @@ class ImageReader:
     `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
     the template writes in its place, and `row_ends` are those that end its rows and its last row. `has_axes` says
     whether its tokens turn by three positions. `shows_image_first`: of one text and one image, the image comes first.
-    `trims_texts`: the template trims each text beside an image. `both_ways` says in which layers an image's tokens see
-    its later ones.
+    `trims_texts`: the template trims each text beside an image. `bidirectional` says in which layers an image's tokens
+    see its later ones.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class ImageReader:
         has_axes: bool = True,
         shows_image_first: bool = False,
         trims_texts: bool = False,
-        both_ways: BothWays = BothWays.NOWHERE,
+        bidirectional: BidirectionalLayers = BidirectionalLayers.NONE,
     ) -> None:
         self._processor = processor
-        self._trims_texts, self._both_ways = trims_texts, both_ways
+        self._trims_texts, self._bidirectional = trims_texts, bidirectional
         self._placeholder = placeholder
         self._around = open_mark, close_mark
         self._row_ends, self._has_axes, self._shows_image_first = row_ends, has_axes, shows_image_first
@@ -163,7 +163,7 @@ class ImageReader:
         if len(spans) > MAX_IMAGES:
             raise InvalidRequest(f"the prompt has {len(spans)} images, but {MAX_IMAGES} is the most: leave some out")
         positions = rope_positions(len(tokens), spans if self._has_axes else ())[0]
-        return ImageLayout(spans, positions, self._placeholder, self._both_ways)
+        return ImageLayout(spans, positions, self._placeholder, self._bidirectional)
 
     def _find_spans(self, tokens: Sequence[int]) -> Iterator[PlacedImage]:
         index = 0

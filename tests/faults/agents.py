@@ -16,7 +16,7 @@ FAULTS = (
     ),
     Fault("the log is on the agent's screen", LAUNCH, "os.dup2(file.fileno(), 2)", "pass"),
     Fault("a key of the user's stays", LAUNCH, 'removed=("ANTHROPIC_API_KEY",)', "removed=()"),
-    Fault("settings at home hide the address", LAUNCH, ', settings={"env": environment}', ""),
+    Fault("settings at home hide the address", LAUNCH, ", settings=settings", ""),
     Fault("the context is not told", LAUNCH, '"CLAUDE_CODE_MAX_CONTEXT_TOKENS": _user', '"CLAUDE_X": _user'),
     Fault("any model of a server will do", LAUNCH, "if name in names", "if True"),
 )

@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 LAYOUT, GEMMA = "cortexmlx/types/images.py", "cortexmlx/vision/gemma.py"
 SCHEDULER, METAL = "cortexmlx/scheduling/scheduler.py", "cortexmlx/attention/metal.py"
-TESTS = ("attention/test_both_ways.py", "vision/test_gemma.py")
+TESTS = ("attention/test_bidirectional.py", "vision/test_gemma.py")
 
 FAULTS = (
     Fault(
@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "layers without a window see both ways, too",
         LAYOUT,
-        "BothWays.WINDOWS and has_window",
-        "BothWays.WINDOWS",
+        "BidirectionalLayers.WINDOWED and has_window",
+        "BidirectionalLayers.WINDOWED",
     ),
     Fault(
         "images that see both ways share a step that has no room for both",
@@ -43,17 +43,17 @@ FAULTS = (
     Fault(
         "short images are computed with other short pieces",
         "cortexmlx/attention/reference_step.py",
-        "<= MAX_SHORT_TOKENS and not piece.both_ways",
+        "<= MAX_SHORT_TOKENS and not piece.bidirectional",
         "<= MAX_SHORT_TOKENS",
     ),
     Fault(
         "a part of an image does not see what is after it",
         "cortexmlx/attention/reference.py",
-        "seen = piece.tokens if piece.both_ways else last",
+        "seen = piece.tokens if piece.bidirectional else last",
         "seen = last",
     ),
-    Fault("kernels compute images", METAL, "if piece.both_ways:  # the", "if False:  # the"),
-    Fault("short images become rows of kernels", METAL, "[piece.both_ways or piece.end", "[piece.end"),
+    Fault("kernels compute images", METAL, "if piece.bidirectional:  # the", "if False:  # the"),
+    Fault("short images become rows of kernels", METAL, "[piece.bidirectional or piece.end", "[piece.end"),
     Fault("the language model scales features", GEMMA, "(states, None, eps)) / scale", "(states, None, eps))"),
     Fault("the older language model scales features", GEMMA, "seen / self._scale.astype(weight.dtype)", "seen"),
     Fault(

@@ -15,7 +15,7 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import KVCacheFull, ModelUnsupported
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
+from cortexmlx.types.images import BidirectionalLayers, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision import gemma, towers
 from cortexmlx.vision.images import ImageProcessor, open_image
 from support.drafting.draft_models import ask_head
@@ -159,31 +159,35 @@ def test_a_prompt_goes_on_from_every_place_in_an_image(folders: dict[str, Path],
         assert len(places) > 8
 
 
-def test_no_step_cuts_an_image_that_sees_both_ways() -> None:
+def test_no_step_cuts_an_image_whose_attention_is_bidirectional() -> None:
     images = [PreparedImage(bytes([i]) * 32, np.zeros((1, 1), np.float32), (1, 1, 5), (1, 1, 5)) for i in range(2)]
     spans, positions = (
         (PlacedImage(3, images[0]), PlacedImage(9, images[1])),
         np.tile(np.arange(20, dtype=np.int32), (3, 1)),
     )
-    for kind in BothWays:
+    for kind in BidirectionalLayers:
         layout = ImageLayout(spans, positions, 0, kind)
         for first in range(20):
             for count in range(1, 21 - first):
                 whole = layout.fit_to_whole_images(first, count)
                 assert whole >= 1
-                if kind is BothWays.NOWHERE or not any(span.start < first + count < span.end for span in spans):
+                if kind is BidirectionalLayers.NONE or not any(span.start < first + count < span.end for span in spans):
                     assert whole == count
-                assert kind is BothWays.NOWHERE or not any(span.start < first + whole < span.end for span in spans)
+                assert kind is BidirectionalLayers.NONE or not any(
+                    span.start < first + whole < span.end for span in spans
+                )
                 for has_window in (False, True):
                     pieces = list(layout.attention_pieces(first, whole, has_window))
                     assert [p for b, e, _ in pieces for p in range(b, e)] == list(range(first, first + whole))
-                    seen = {token for begin, end, both_ways in pieces if both_ways for token in range(begin, end)}
+                    seen = {
+                        token for begin, end, bidirectional in pieces if bidirectional for token in range(begin, end)
+                    }
                     of_images = {t for span in spans for t in range(span.start, span.end)} & set(
                         range(first, first + whole)
                     )
-                    here = kind is BothWays.EVERYWHERE or (kind is BothWays.WINDOWS and has_window)
+                    here = kind is BidirectionalLayers.ALL or (kind is BidirectionalLayers.WINDOWED and has_window)
                     assert seen == (of_images if here else set())
-                    assert sum(both_ways for *_, both_ways in pieces) <= 2
+                    assert sum(bidirectional for *_, bidirectional in pieces) <= 2
 
 
 @pytest.mark.parametrize("name", [pytest.param(SMALL, marks=pytest.mark.slow), LARGE, OLD])

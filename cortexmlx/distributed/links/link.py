@@ -120,7 +120,7 @@ class WorkerLink:
 
     @property
     def silent_seconds(self) -> float:
-        """See `Channel.silent_seconds`."""
+        """Seconds since the other side's newest heartbeat arrived."""
         return time.monotonic() - self._last_heartbeat_time
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:

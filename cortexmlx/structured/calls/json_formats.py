@@ -138,7 +138,9 @@ class Llama(CallFormat):
     def grammar(
         self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
-        """See `CallFormat.grammar`. Raises InvalidRequest if an answer may be a form or calls, since both are JSON."""
+        """Return the rules of an answer that may have calls, as `CallFormat.grammar` does. Raises InvalidRequest if an
+        answer may be a form or calls, since both are JSON.
+        """
         if text and calls.callable_tools:
             raise InvalidRequest(
                 "this model writes calls as JSON without a tag, so calls of `tools` and an answer of a form cannot be "

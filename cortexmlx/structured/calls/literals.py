@@ -147,8 +147,8 @@ class Braces(_LiteralFormat):
         return f"{head} @tool_{number} {end}"
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`. Texts are between the format's quotes; but texts within lists and objects, and texts
-        with limits, are JSON strings, since only JSON has a grammar for them.
+        """Yield the grammar of an argument. Texts are between the format's quotes; but texts within lists and objects,
+        and texts with limits, are JSON strings, since only JSON has a grammar for them.
         """
         strings = sorted(argument.listed_strings)
         if argument.unenforced_keywords or not (strings or argument.is_free_text):
@@ -204,7 +204,7 @@ class Pythonic(_LiteralFormat):
         return f'{lark.quote(f"{tool.name}(")} @tool_{number} ")"'
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`. The grammar of JSON serves, since JSON strings are valid in Python."""
+        """Yield the grammar of an argument: that of JSON, since JSON strings are valid in Python."""
         yield json
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:

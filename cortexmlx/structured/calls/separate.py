@@ -35,7 +35,7 @@ class SeparateArguments(CallFormat):
         """Return whether this can be the name of an argument."""
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """See `CallFormat.notes`. Relations between arguments are not enforced."""
+        """Yield notes on parts of a tool's schema that cannot be enforced here, such as relations between arguments."""
         for keyword in unenforced_tool_keywords(tool):
             yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
 

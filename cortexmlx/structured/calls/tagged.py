@@ -180,7 +180,7 @@ class Tagged(SeparateArguments):
         return _KEY.fullmatch(key) is not None
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`."""
+        """Yield the grammar of an argument, which ends at its closing tag if it is any text."""
         if argument.listed_values:
             rules = lark.choice_rules("start", argument.listed_values)
         elif argument.is_free_text:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from cortexmlx.types.images import BothWays, PlacedImage, PreparedImage
+from cortexmlx.types.images import BidirectionalLayers, PlacedImage, PreparedImage
 from support.models.tiny import BASE, write_tiny
 from support.models.towers import tower_tensor
 
@@ -143,7 +143,10 @@ class SightedJudge:
         self._model, self._axes, self._deep = model, None, []
         config = json.loads((folder / "config.json").read_text())
         family = FAMILIES[config["model_type"]]
-        self._tower, self._both_ways = family.read_tower(folder, config, mx.float32), family.both_ways_layers(config)
+        self._tower, self._bidirectional = (
+            family.read_tower(folder, config, mx.float32),
+            family.bidirectional_layers(config),
+        )
         assert self._tower is not None
         for index, layer in enumerate(model.layers):
             layer.__class__ = self._deeper(type(layer), index)
@@ -181,7 +184,7 @@ class SightedJudge:
         self._axes = rope_positions(len(text), spans)[0]
         tokens, module = mx.maximum(tokens, 0), sys.modules[type(self._model.language_model).__module__]
         with pytest.MonkeyPatch.context() as patch:
-            if self._both_ways is not BothWays.NOWHERE:
+            if self._bidirectional is not BidirectionalLayers.NONE:
                 patch.setattr(module, "create_attention_mask", partial(self._mask, of_image))
             logits: mx.array = self._model(tokens, cache=cache, input_embeddings=embeddings)
         return logits
@@ -189,7 +192,7 @@ class SightedJudge:
     def _mask(self, of_image: Any, h: mx.array, cache: Any = None, window_size: int | None = None) -> mx.array:
         query, token = np.arange(len(of_image))[:, None], np.arange(len(of_image))
         seen = token <= query
-        if window_size or self._both_ways is BothWays.EVERYWHERE:
+        if window_size or self._bidirectional is BidirectionalLayers.ALL:
             seen |= of_image[:, None] == of_image
         return mx.array(seen & (token > query - (window_size or len(of_image))))
 

@@ -58,7 +58,7 @@ def judge(kv: PagedKV, queries: mx.array) -> np.ndarray:
     for piece in PIECES:
         slots = piece.slots if piece.run is None else piece.run.start * BLOCK + np.arange(piece.tokens)
         for position in range(piece.first, piece.tokens):
-            seen.append((slots, position, piece.tokens - 1 if piece.both_ways else position))
+            seen.append((slots, position, piece.tokens - 1 if piece.bidirectional else position))
     for query, (slots, position, newest) in zip(np.array(queries)[:, :, 0].astype(np.float64), seen, strict=True):
         own = slots[max(position - window + 1, 0) : newest + 1]
         for head in range(HEADS):
