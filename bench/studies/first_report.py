@@ -25,7 +25,7 @@ from cortexmlx.kv.sizing import format_bytes
 ROOT = Path(__file__).resolve().parents[2]
 
 GAIN = 0.05
-"""As `MARGIN` of the autotuner: times of one candidate differ by as much."""
+"""Times of one candidate differ by as much: the autotuner's `MARGIN`."""
 
 PREFILL_GAIN = 0.10
 SLOWER_THAN_MLX, LEAST_SHARE = 0.25, 0.50

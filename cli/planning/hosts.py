@@ -99,7 +99,7 @@ def plan_hosts(
 
 
 def _copy_modules(model: Any) -> Any:
-    """Return a copy of the model with lazy aliases of its arrays: mlx-lm changes some modules in place."""
+    """Return a copy of a model's modules, which share its arrays: sharding by mlx-lm changes modules in place."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 

@@ -51,11 +51,11 @@ class TimedJob:
     """The stored timing of one job."""
 
     label: str
-    """As `TuningJob.label`."""
+    """The job in a line of a table, without its class."""
     batch: str
-    """As `TuningJob.batch`."""
+    """The class of rows and lengths in a line of a table."""
     usual: str
-    """As `TuningJob.default_candidate`."""
+    """The candidate that the rules choose without a timing."""
     timing: Timing
 
 

@@ -294,7 +294,7 @@ class RowText:
 
     @property
     def size(self) -> int:
-        """As how many tokens the text counts: its own and a constant for its objects."""
+        """The tokens that the text counts for in a limit on memory: its own, and a constant for its Python objects."""
         return len(self.tokens) + _TEXT_OVERHEAD
 
 

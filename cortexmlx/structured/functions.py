@@ -58,7 +58,7 @@ def call_function(function: Function, arguments: str) -> str:
 
 
 async def call_function_async(function: Function, arguments: str) -> str:
-    """As `call_function`, for asyncio: a coroutine function runs in this event loop, any other function on a thread."""
+    """Call a function as `call_function` does: a coroutine function in this event loop, any other one on a thread."""
     coroutine_function = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(coroutine_function):
         return await asyncio.to_thread(call_function, function, arguments)

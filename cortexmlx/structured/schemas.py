@@ -45,7 +45,7 @@ def close_where_safe(schema: Any) -> Any:
 
 
 def close_plain_objects(schema: Any) -> Any:
-    """As `close_where_safe`, but objects with `patternProperties` or combinators of their own stay open."""
+    """Forbid unnamed properties as `close_where_safe` does, but not beside `patternProperties`, `allOf` and so on."""
     if not isinstance(schema, Mapping):
         return schema
     combining_ids = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}

@@ -107,7 +107,9 @@ class Gemma4Tower(Tower):
         self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Tower.begin`. `patches` `[patches, size * size * channels]` are pixels from 0 to 1, row by row."""
+        """Begin to compute an image's features. `patches` `[patches, size * size * channels]` are pixels from 0 to 1,
+        row by row.
+        """
         table = self.patch_embedder.position_embedding_table
         _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
@@ -152,7 +154,7 @@ class UnifiedTower(Tower):
         self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Gemma4Tower.begin`."""
+        """Begin to compute an image's features, from the same patches as in `Gemma4Tower`."""
         size, pool = self._patch, self._pool
         _check_patches(patches, grid, pool, 3 * size**2, pool * self.pos_embedding.shape[0])
         rows, columns, nothing = grid[1] // pool, grid[2] // pool, mx.zeros(0)
@@ -263,7 +265,9 @@ class Gemma3Tower(Tower):
         self.multi_modal_projector.mm_soft_emb_norm = nn.RMSNorm(hidden, eps)
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Tower.begin`. `patches` are the pixels of each token, `[tokens, size * size * channels]`, row by row."""
+        """Begin to compute an image's features. `patches` `[tokens, size * size * channels]` are the pixels of each
+        token, row by row.
+        """
         embed, size = self.embeddings.patch_embedding, self._patch
         side = self._side // self._pool
         _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)

@@ -100,8 +100,8 @@ class PixtralTower(Tower):
         self.multi_modal_projector = _Projector(config)
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Tower.begin`. `patches` `[patches, channels * size * size]` are cut from the processor's `pixel_values`,
-        row by row.
+        """Begin to compute an image's features. `patches` `[patches, channels * size * size]` are cut from its
+        `pixel_values` from the processor, row by row.
         """
         _, rows, columns = grid
         merge, weight = max(self.config.spatial_merge_size, 1), self.patch_conv.weight.moveaxis(3, 1).flatten(1)
@@ -125,7 +125,7 @@ class PixtralTower(Tower):
         return block
 
     def finish(self, hidden: mx.array, grid: tuple[int, int, int], merger: nn.Module | None = None) -> Pieces:
-        """As `Tower.finish`. After each row of features come zeros, for the token in the text that ends the row."""
+        """Return the features, `[tokens, width]`. After each row come zeros, for the token in the text that ends it."""
         merge, projector = max(self.config.spatial_merge_size, 1), self.multi_modal_projector
         rows, columns = grid[1] // merge, grid[2] // merge
         joined = hidden.reshape(rows, merge, columns, merge, -1).transpose(0, 2, 1, 3, 4)

@@ -102,8 +102,8 @@ class VisionTower(Tower):
             self.deepstack_merger_list = [_Merger(config, is_norm_after=True) for _ in config.deepstack_visual_indexes]
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> Pieces:
-        """As `Tower.begin`. `patches` `[patches, channels * frames * size * size]` are the processor's `pixel_values`
-        of this image: those of one token are neighbours. `grid` is its `image_grid_thw`.
+        """Begin to compute an image's features. `patches` `[patches, channels * frames * size * size]` are its
+        `pixel_values` from the processor: those of one token are neighbours. `grid` is its `image_grid_thw`.
         """
         frames, rows, columns = grid
         merge, embed = self.config.spatial_merge_size, self.patch_embed.proj

@@ -93,7 +93,7 @@ class QuantizedWeights:
     scales: mx.array
     """`[outputs, inputs / group]`, in the dtype of the rows; uint8 in mxfp4."""
     biases: mx.array | None
-    """As `scales`; None in mxfp4."""
+    """Shape and dtype of `scales`; None in mxfp4."""
 
     @property
     def arrays(self) -> list[mx.array]:

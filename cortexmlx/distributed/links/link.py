@@ -67,7 +67,7 @@ class WorkerLink:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.limits = limits
         self.processor_seconds: float | None = None
-        """As `Channel.processor_seconds`."""
+        """CPU seconds of the other side's process, as of its newest heartbeat; None if unknown."""
         self._last_heartbeat_time = time.monotonic()
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)

@@ -47,7 +47,7 @@ class _LiteralFormat(SeparateArguments):
         return bool(key) and key == key.strip() and not any(sign in key for sign in (*"{}[]()<>\n", self._key_end))
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """As `CallFormat.argument_grammars`, with a grammar for each argument, and one for the list of arguments."""
+        """Yield a named grammar for each argument of a call, and one for the list of arguments."""
         keys, required = list(Arguments(tool)), required_arguments(tool)
         separator = lark.quote(self.separators[0])
         rules = ["start: first_0", f'first_{len(keys)}: ""', f'rest_{len(keys)}: ""']

@@ -40,7 +40,7 @@ class SeparateArguments(CallFormat):
             yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """As `CallFormat.argument_grammars`, with a grammar for each argument."""
+        """Yield a named grammar for each argument of a call. Raises InvalidRequest for an unwritable schema."""
         arguments = Arguments(tool)
         invalid_key = next((key for key in arguments if not self.can_write_key(key)), None)
         if invalid_key is not None:

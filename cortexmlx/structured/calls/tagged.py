@@ -169,7 +169,7 @@ class Tagged(SeparateArguments):
         return " ".join([*parts, make_tag_rule(tags.end), *([line, make_tag_rule(tags.suffix)] if tags.suffix else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """As `SeparateArguments.notes`. Limits of raw texts are not enforced, either."""
+        """Yield notes on parts of a tool's schema that cannot be enforced here, such as limits of raw texts."""
         for key, argument in Arguments(tool).items():
             for keyword in argument.unenforced_keywords:
                 yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
