@@ -66,7 +66,10 @@ class SideBySideDisplay:
 
     def _layout(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
         """Return the rows of all answers below their titles, in columns or one below the other."""
-        titled_columns = [[_title_row(title), *rows] for title, rows in zip(titles, columns, strict=True)]
+        styles = ("bold reverse" if len(title) == 1 else "bold" for title in titles)
+        titled_columns = [
+            [Text(title, style), *rows] for title, style, rows in zip(titles, styles, columns, strict=True)
+        ]
         return (
             join_columns(titled_columns, self._answer_width())
             if self._fits_columns()
@@ -106,11 +109,6 @@ def _last_rows(text: str, width: int, rows: int) -> list[Text]:
     for line in strip_controls(text[-width * rows :]).split("\n"):
         texts += [Text(line[start:end]) for start, end, _ in wrap_words(line, 0, width)] or [Text()]
     return texts[-rows:]
-
-
-def _title_row(title: str) -> Text:
-    """Return an answer's title as a styled row."""
-    return Text(title, style="bold reverse" if len(title) == 1 else "bold")
 
 
 def _answer_title(answer: Completion) -> str:

@@ -202,9 +202,9 @@ def _move_later_systems(messages: TemplateMessages, in_loop: bool) -> TemplateMe
             elif _has_role(message, "tool"):
                 message = _append_text(message, system_text)
             else:
-                new_messages.append(_user_message(system_text))
+                new_messages.append(_message("user", system_text))
         new_messages.append(message)
-    new_messages += [_user_message("\n".join(pending_texts))] if pending_texts else []
+    new_messages += [_message("user", "\n".join(pending_texts))] if pending_texts else []
     return new_messages if changed else messages
 
 
@@ -405,7 +405,7 @@ def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
 def _write_results_as_user(messages: TemplateMessages) -> TemplateMessages:
     """Make the results of calls messages of the user, for templates that know no results."""
     new_messages = [
-        _user_message(wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
+        _message("user", wrap_in_tag("tool_response", _message_text(each))) if _has_role(each, "tool") else each
         for each in messages
     ]
     return _reuse_if_unchanged(new_messages, messages)
@@ -437,16 +437,8 @@ def _reuse_if_unchanged(new_messages: TemplateMessages, messages: TemplateMessag
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def _system_message(text: str) -> TemplateMessage:
-    return {"role": "system", "content": text}
-
-
-def _user_message(text: str) -> TemplateMessage:
-    return {"role": "user", "content": text}
-
-
-def _assistant_message(text: str) -> TemplateMessage:
-    return {"role": "assistant", "content": text}
+def _message(role: str, text: str) -> TemplateMessage:
+    return {"role": role, "content": text}
 
 
 def _call_message(*names: str, **extra_fields: str) -> TemplateMessage:
@@ -471,15 +463,15 @@ def _call_id(name: str) -> str:
 _ROLES = ("system", "user", "assistant", "tool")
 """What every template should read. Some have more, such as `environment`."""
 _MAX_PROBED = 32
-_ASK = _user_message("the question")
+_ASK = _message("user", "the question")
 _ONCE = (_ASK, _call_message("lookup"), _result_message("lookup"))
 _TWICE = (_ASK, _call_message("lookup", "search"), _result_message("lookup"), _result_message("search"))
 _MIXED = (*_TWICE[:2], *_TWICE[:1:-1])
 _THINKING = _call_message("lookup", reasoning_content="some thoughts")
 _SPOKEN = (_ASK, {**_THINKING, "content": "some words"}, _result_message("lookup"))
-_LOOP = (_ASK, _THINKING, _result_message("lookup"), _system_message("a reminder"))
-_ASKED = (_ASK, _user_message("and this"))
-_LATER = (_ASK, _assistant_message("an answer"), _system_message("more rules"), _user_message("another"))
+_LOOP = (_ASK, _THINKING, _result_message("lookup"), _message("system", "a reminder"))
+_ASKED = (_ASK, _message("user", "and this"))
+_LATER = (_ASK, _message("assistant", "an answer"), _message("system", "more rules"), _message("user", "another"))
 
 _LAST_RESORTS = (_write_arguments_as_json, _write_results_as_user, _write_calls_as_text)
 
@@ -494,7 +486,7 @@ REPAIRS = (
     TemplateRepair(_write_calls_as_text, _ONCE, ("the question", "of lookup", "result")),
     TemplateRepair(
         _join_leading_systems,
-        (_system_message("rules"), _system_message("others"), _ASK),
+        (_message("system", "rules"), _message("system", "others"), _ASK),
         ("rules", "others", "the question"),
     ),
     TemplateRepair(
@@ -506,8 +498,10 @@ REPAIRS = (
     TemplateRepair(partial(_join_neighbours, with_calls=False), _ASKED, ("the question", "and this")),
     TemplateRepair(partial(_join_neighbours, with_calls=True), _ASKED, ("the question", "and this")),
     TemplateRepair(
-        _move_user_into_result, (*_ONCE, _user_message("and this")), ("the question", "of lookup", "result", "and this")
+        _move_user_into_result,
+        (*_ONCE, _message("user", "and this")),
+        ("the question", "of lookup", "result", "and this"),
     ),
-    TemplateRepair(_move_system_to_user, (_system_message("rules"), _ASK), ("rules", "the question")),
+    TemplateRepair(_move_system_to_user, (_message("system", "rules"), _ASK), ("rules", "the question")),
 )
 """All repairs, in the order in which they are made. The probe of each is first repaired by those before it."""
