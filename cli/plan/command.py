@@ -19,8 +19,8 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.kv import sizing
-from cortexmlx.kv.sizing import ArenaDemand, bytes_per_token, format_bytes, sequence_bytes
-from cortexmlx.kv.spec import KVSpec, LayerGroup, quantize_groups
+from cortexmlx.kv.sizing import ArenaDemand, format_bytes
+from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models.resolve import STARTER
 
 LABEL = 16
@@ -199,21 +199,7 @@ def _capacity_text(figures: MachineFigures, context: int) -> str:
     return f"{context:,} tokens in one sequence, the model's context"
 
 
-_MACHINE_OPTIONS = (
-    "memory",
-    "kv_memory",
-    "block_size",
-    "max_rows",
-    "prefill_budget",
-    "keep_first",
-    "keep_last",
-    "hosts",
-)
-"""Parameters of a machine, which do not apply to a shape alone."""
-
-
 def plan(
-    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -261,29 +247,12 @@ def plan(
     prefill_budget: options.PrefillBudget = EngineConfig.prefill_budget,
     keep_first: options.KeepFirst = None,
     keep_last: options.KeepLast = None,
-    itemsize: Annotated[
-        int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
-    ] = None,
-    layers: Annotated[
-        int | None,
-        typer.Option("--layers", metavar="N", min=1, help="Instead of MODEL: its shape.", show_default=False),
-    ] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", metavar="N", min=1, help="KV heads.", show_default=False)
-    ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option("--head-dim", metavar="N", min=1, help="Numbers per key.", show_default=False)
-    ] = None,
-    value_dim: Annotated[
-        int | None,
-        typer.Option("--value-dim", metavar="N", min=0, help="Per value, if other than the key.", show_default=False),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All figures as one JSON object, in bytes.")] = False,
 ) -> None:
     """Say what fits: weights, KV bytes per token, and the tokens that the memory of this or another machine holds.
 
     KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
-    model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
+    model's configuration.
     """
     config = EngineConfig(
         STARTER,
@@ -297,20 +266,6 @@ def plan(
         draft=draft,
     )
     folders = (*([] if adapter is None else [adapter]), *(options.parse_adapters(adapters) or {}).values())
-    shape = (layers, kv_heads, head_dim)
-    if any(n is not None for n in (*shape, value_dim)):
-        if model is not None or model_option is not None or folders or draft is not None:
-            raise typer.BadParameter("give a MODEL or its shape, not both")
-        if layers is None or kv_heads is None or head_dim is None:
-            raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
-        for name in options.given_parameters(ctx):
-            if name in _MACHINE_OPTIONS:
-                hint = f"--{name.replace('_', '-')}"
-                raise typer.BadParameter("says nothing to a shape: leave it out", param_hint=hint)
-        spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
-        (group,) = quantize_groups((LayerGroup(spec, tuple(range(layers))),), config.kv_bits, config.kv_group_size)
-        print_shape_plan(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
-        return
     if hosts is not None and (folders or draft is not None):
         raise typer.BadParameter("adapters and draft models run on one machine only", param_hint="--hosts")
     from cortexmlx.attention.backends import auto_backend_name
@@ -343,7 +298,6 @@ def plan(
         load=load,
         kv_memory=config.kv_bytes,
         keep=config.keep,
-        itemsize=itemsize,
         lengths=lengths,
         draft=drafting,
         sees=hosts is None,
@@ -352,7 +306,7 @@ def plan(
     if host_count is not None:
         kv = (config.kv_bits, config.kv_group_size)
         distributed = plan_hosts(source.name, skeleton, machine, figures.here, load, host_count, kv)
-    with_runs = hosts is None and drafting is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
+    with_runs = hosts is None and drafting is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if with_runs else ()
     if as_json:
         console.print_result(json.dumps(plan_json(figures, runs, distributed)))
@@ -360,19 +314,6 @@ def plan(
     console.print_result(plan_text(figures, runs, distributed))
     if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
         console.print_result("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
-
-
-def print_shape_plan(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
-    """Print the KV bytes of a layer shape that is given by options."""
-    per_token = bytes_per_token([group], itemsize)
-    totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
-    if as_json:
-        table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
-        console.print_result(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
-        return
-    console.print_result("\n".join(kv_lines((group,), per_token, itemsize)))
-    for tokens, size in totals.items():
-        console.print_result(figure_line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
 
 
 def plan_json(

@@ -116,19 +116,17 @@ def make_plan(
     load: sizing.ArenaDemand,
     kv_memory: int | None = None,
     keep: KeepPolicy | None = None,
-    itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
     draft: Skeleton | None = None,
     sees: bool = True,
 ) -> MemoryPlan:
     """Compute the memory plan of `skeleton`, by itself and on `machine`, with `draft` as its draft model.
 
-    `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row, `itemsize` the bytes of a cached number.
-    `sees`: images are seen if the model can.
+    `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row. `sees`: images are seen if the model can.
     Raises InvalidRequest if a row could not have that many tokens.
     """
     stored_bytes = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
-    size = itemsize or ITEMSIZE[skeleton.dtype]
+    size = ITEMSIZE[skeleton.dtype]
     model = ModelFigures(
         name=source.name,
         architecture=skeleton.architecture,
@@ -144,7 +142,7 @@ def make_plan(
         refusal=skeleton.refusal,
         notes=skeleton.notes + source.notes,
     )
-    size_here = itemsize or (4 if machine.on_cpu else size)
+    size_here = 4 if machine.on_cpu else size
     weights_here, form = _loaded_weights(stored_bytes, skeleton, machine)
     sight = _plan_sight(source, skeleton, machine, form) if sees and keep is None else None
     images = 0 if sight is None else sight.total

@@ -207,9 +207,7 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
     try:
         model_class, args_class = import_mlx_lm_utils()._get_classes(config)
     except (ValueError, AttributeError):  # no module of that name, or not the module of a model
-        raise ModelUnsupported(
-            f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
-        ) from None
+        raise ModelUnsupported(f"mlx-lm has no architecture {kind!r}") from None
     settings = config | translate_settings(config)
     try:
         model = model_class(args_class.from_dict(settings))

@@ -81,14 +81,6 @@ def test_the_page_names_the_mac_and_not_this_machine(tmp_path: Path, capsys: pyt
     assert "is more than such a Mac has: 64 GiB, 48 GiB of it for models" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["it.json", "--memory", "64"], "'64' is no Mac's memory: write it like 64GB"),
-        (["--layers", "3", "--kv-heads", "1", "--head-dim", "8", "--memory", "64GB"], "says nothing to a shape"),
-        (["--layers", "3", "--kv-heads", "1", "--head-dim", "8", "--kv-memory", "1GB"], "says nothing to a shape"),
-    ],
-)
-def test_what_says_nothing_is_wrong_usage(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", *options]) == 2
-    assert says in " ".join(capsys.readouterr().err.replace("│", " ").split())
+def test_a_memory_without_its_unit_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "it.json", "--memory", "64"]) == 2
+    assert "'64' is no Mac's memory: write it like 64GB" in " ".join(capsys.readouterr().err.replace("│", " ").split())
