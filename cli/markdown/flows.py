@@ -83,7 +83,7 @@ class VerbatimLine:
 
     @property
     def size(self) -> int:
-        """1, since the line is printed as a whole."""
+        """The position at which the line ends: 1, since it is printed as a whole."""
         return 1
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:

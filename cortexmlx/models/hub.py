@@ -158,7 +158,7 @@ def _silent_progress_bar() -> type[Any]:
     from huggingface_hub.utils import tqdm
 
     class SilentBar(tqdm):  # type: ignore[misc]
-        """Counts nothing."""
+        """A progress bar of the hub that is never shown."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options | {"disable": True})
