@@ -25,8 +25,6 @@ from cortexmlx.models import weights
 from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.messages import one_line
-from cortexmlx.models.weights_hash import WeightsHash
-from cortexmlx.types.progress import OnProgress
 
 MAX_HOSTS = 16
 """How many hosts are tried to say which numbers would do."""
@@ -204,8 +202,6 @@ def load_part(
     *,
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
-    on_progress: OnProgress | None = None,
-    weights_hash: WeightsHash | None = None,
 ) -> LoadedPart:
     """Load this rank's part of the model `name`, cut in the first of `modes` that is possible, without asking other
     ranks. The other arguments and the errors are those of `load_model`.
@@ -223,9 +219,7 @@ def load_part(
         model_sizes.append((weights.weight_bytes(model), weights.parameter_count(model)))
         cut_model(model, group=group, modes=modes, name=str(name))
 
-    loaded = load_model(
-        name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, evaluate_part=measure_and_cut
-    )
+    loaded = load_model(name, dequantize=dequantize, evaluate_part=measure_and_cut)
     return LoadedPart(loaded, *model_sizes[0])
 
 
