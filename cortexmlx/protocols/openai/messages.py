@@ -50,8 +50,8 @@ def read_messages(messages: object, paths: Sequence[str] = (), images: ImagePart
     no template reads is replaced, and noted: see `history`. A result before the first call is a user's message: many
     templates refuse it otherwise. `images` reads the images of users and tools, for a model that sees.
 
-    Raises InvalidRequest with the number of a message that cannot be meant, or of the last user's message if it has an
-    image that cannot be read.
+    Raises InvalidRequest with the number of a message that cannot be meant, or of the last user's message if it has no
+    content or an image that cannot be read.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
@@ -113,8 +113,8 @@ def _read_message(message: object, images: ImageParts | None, *, is_newest: bool
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
     fields = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
     role = _ROLES.get(require_name("role", fields.get("role")), fields["role"])
-    if role in ("user", "system") and fields.get("content") is None:
-        raise InvalidRequest(f"`content` is missing, which a {role} message must have", field="content")
+    if is_newest and fields.get("content") is None:
+        raise InvalidRequest("`content` is missing, which a user's message must have", field="content")
     thoughts = _read_thoughts(fields)
     pieces = read_pieces(
         fields.get("content"),
