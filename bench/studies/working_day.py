@@ -115,7 +115,7 @@ class WorkingDay:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning. A Mac's clock stands still while it sleeps."""
+        """Seconds since the beginning, without those in which a Mac was asleep."""
         return time.monotonic() - self.start_time
 
     @property

@@ -171,7 +171,7 @@ class HostedModel:
 
     def restart_workers(self) -> None:
         """Start all workers again as a new epoch, after one was lost or a message may have been cut in the middle.
-        Raises HostLost if that fails again and again, and HostRefused if the parts are not the same any more.
+        Raises HostLost if that fails again and again, and HostRefused if the hosts have another model now.
 
         It takes long, and needs no mlx. So any thread may call it, while the engine's thread may `release` the model.
         """

@@ -183,7 +183,7 @@ class _CallHandler:
 
 
 def _raise_if_refused(answer: StepResult | Refusal | None) -> StepResult | None:
-    """Return a step's result, or raise HostLost if memory was refused: other ranks are already in the pass."""
+    """Return a step's result. Raises HostLost if memory was refused: other ranks wait within the step."""
     if isinstance(answer, Refusal):
         raise HostLost(f"memory was refused within a step: {answer.why}")
     return answer

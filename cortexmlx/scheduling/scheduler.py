@@ -494,9 +494,7 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Make room for `tokens` tokens of a running job. End the job if it does not fit even alone, because the system
-        refuses the memory for its windows, or for an image that no step may cut.
-        """
+        """Make room for `tokens` tokens of a running job, or end the job if there is no room even for it alone."""
         try:
             self._make_room(job, tokens)
         except KVCacheFull:

@@ -472,7 +472,7 @@ log = logging.getLogger("cortexmlx")
 
 
 class TranscriptTables:
-    """The transcript tables of all models, each of at most `max_bytes` (0: no tables). `folder` keeps them on disk."""
+    """A `TranscriptTable` for each model, of at most `max_bytes` (0: no tables), kept on disk in `folder`."""
 
     def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
         self._max_bytes = max_bytes

@@ -251,7 +251,7 @@ def map_parameter_names(header: GGUFHeader, description: ModelDescription) -> di
 
 
 def _parameter_name(module: str, kind: str) -> str:
-    """Return the name of a module's parameter. Attention sinks belong to the attention itself and have no `kind`."""
+    """Return the name of a module's parameter of a `kind` such as "weight". Attention sinks have no kind."""
     return module if module.endswith(".sinks") else f"{module}.{kind}"
 
 

@@ -16,9 +16,9 @@ ResultAndExpected = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Defect:
-    """A fault of a kernel that hardware tolerates although the language does not define it, and its reason.
+    """A kernel's known fault, which hardware tolerates although the language does not define it.
 
-    It stops the launch, which leaves no result: the case agrees if the simulator reports this fault and no other.
+    The simulator stops at it, so there is no result to compare: the case agrees if it reports this fault and no other.
     """
 
     fault: Fault
