@@ -157,6 +157,8 @@ def launch(
         )
     if server is not None and show:
         print_setup(agent, make_setup(agent, server), arguments or [])
+        for remark in setup_remarks(agent, server, arguments or []):
+            console.print_note(remark)
         if agent is Agent.claude and (remark := settings_remark(server.url)):
             console.print_note(remark)
         return

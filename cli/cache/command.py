@@ -130,12 +130,13 @@ def why(
 
     It tells of the prompts of the same key only, which it takes from CORTEXMLX_API_KEY. The last 20 are remembered.
     """
-    reports = fetch_reports(url, os.environ.get(KEY_VARIABLE, "").strip())[:count]
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    reports = fetch_reports(url, key)[:count]
     if as_json:
         console.print_result(json.dumps(reports, indent=2))
         return
     if not reports:
-        console.print_note("the server remembers no prompt of this key")
+        console.print_note(f"the server remembers no prompt{' of this key' * bool(key)}")
     for report in reversed(reports):
         when = time.strftime("%H:%M:%S", time.localtime(report["time"]))
         console.print_result(

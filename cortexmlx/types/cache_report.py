@@ -80,7 +80,7 @@ class CacheReport:
             found = self.memory_tokens + self.disk_tokens
             disk = f", {self.disk_tokens:,} of them on disk" if self.disk_tokens else ""
             rest = self.prompt_tokens - found
-            new = f"; hardly any of the other {rest:,} were in an earlier prompt since the start" if rest >= 32 else ""
+            new = f"; the other {rest:,} are new text" if rest >= 32 else ""
             return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}{new}"
         words = [] if self.reason is RecomputeReason.TEXT else [_WORDS[self.reason]]
         place = self._describe_place()

@@ -273,10 +273,11 @@ def test_a_server_that_runs_is_used_and_printed(
             settings.write_text(content)
             assert run(["launch", "claude", "--print"]) == 0
             out, err = capfd.readouterr()
-            assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out and not err
+            assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={url}\n" in out
+            assert "tiny calls no tools" in err and "tiny has" in err and "sends claude to" not in err
         settings.write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": "https://a.org"}}))
         assert run(["launch", "claude", "--print", "--kv-memory", "8MB", "--no-speculate"]) == 0
-        options, hidden = capfd.readouterr().err.splitlines()
+        options, *_, hidden = capfd.readouterr().err.splitlines()
         assert f"server at {url} keeps its own options, without --kv-memory, --speculate/--no-speculate: end" in options
         assert f"{settings} sends claude to https://a.org, whatever the environment says: remove ANTHROPIC" in hidden
         assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
