@@ -59,7 +59,7 @@ Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
 with variables for the template.
 """
 
-_PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt"
+_PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt; generate_batch takes several prompts"
 
 
 _NAMES = {"role", "name", "tool_call_id"}
