@@ -15,7 +15,15 @@ from cortexmlx.models.tokenizers.templates import filter_hints, render_error
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.images import ImageLayout
-from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
+from cortexmlx.types.messages import (
+    NO_VARIABLES,
+    ChatPrompt,
+    PromptMemory,
+    TemplateVars,
+    check_role,
+    checked_vars,
+    plain_message,
+)
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -59,7 +67,9 @@ Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
 with variables for the template.
 """
 
-_PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt; generate_batch takes several prompts"
+_PROMPT_KINDS = (
+    "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt; generate_batch takes several prompts"
+)
 
 
 _NAMES = {"role", "name", "tool_call_id"}
@@ -255,8 +265,9 @@ def _template_message(
 ) -> dict[str, Any]:
     """Return a message in the form that templates read. Raises InvalidRequest if it has no role or no content."""
     fields = {name: value for name, value in plain_message(message, write_image).items() if value is not None}
-    if not isinstance(fields.get("role"), str):
+    if not isinstance(role := fields.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
+    check_role(role)
     if fields["role"] == "developer":
         fields["role"] = "system"
     if "content" not in fields and (fields["role"] in ("system", "user") or not fields.keys() - _NAMES):

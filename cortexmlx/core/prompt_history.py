@@ -240,11 +240,11 @@ class _Comparison:
         """Return the index of the path that best explains the prompt, and the prompt's tokens after its longest known
         prefix that this path has, too. `shared` has for each path the length of its common prefix with the prompt. The
         path with the longest one is chosen, unless another one repeats clearly more. Nothing counts as repeated if the
-        longest prefix is the whole path or the whole prompt.
+        prompt continues the path with the longest prefix, or is one itself.
         """
         tokens, known = self.path.tokens, max(shared, default=0)
         order = sorted(range(len(paths)), key=shared.__getitem__, reverse=True)
-        if not paths or min(len(tokens), len(paths[order[0]].tokens)) - known < MIN_RECOMPUTED:
+        if not paths or len(tokens) - known < MIN_RECOMPUTED or self._continues_conversation(paths[order[0]], known):
             return 0, _NO_REPEAT
         near, best = order[0], _NO_REPEAT
         for index in order:
@@ -255,6 +255,11 @@ class _Comparison:
             if best.tokens >= len(tokens) - known - MIN_RECOMPUTED:
                 break
         return near, best
+
+    def _continues_conversation(self, path: PromptPath, shared: int) -> bool:
+        """Return whether the prompt, which shares that many tokens with a path, goes on where it ends, or nearly so."""
+        has_its_messages = path.messages == self.path.messages[: len(path.messages)]
+        return has_its_messages and len(path.tokens) - shared < MIN_RECOMPUTED
 
     def _explain(self, near: PromptPath, shared: int, repeat: _Repeat, draft: CacheReport) -> CacheReport:
         """Return the report of a prompt that leaves a path after `shared` tokens, and later repeats a part of it."""

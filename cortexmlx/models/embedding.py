@@ -155,8 +155,8 @@ def _no_settings_error(name: str, folder: Path) -> EmbeddingRefused:
     """Return the error for a model whose files do not say how embeddings are made."""
     if not folder.is_dir():
         return EmbeddingRefused(
-            f"{name} cannot be embedded with: a chat model is no embedding model (take one such as Qwen3-Embedding), "
-            "and of one, a GGUF file does not say how its vectors are made: take its folder, with modules.json"
+            f"{name} cannot be embedded with: it is a GGUF file, which does not say how vectors are made. Take the "
+            "folder of an embedding model, such as Qwen3-Embedding: it has a modules.json"
         )
     return EmbeddingRefused(
         f"{name} cannot be embedded with: {folder} has no {MODULES_FILE}, so nothing says how its vectors are made. "

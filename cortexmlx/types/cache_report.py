@@ -27,7 +27,6 @@ _WORDS = {
     RecomputeReason.TOOLS: "other tools",
     RecomputeReason.TOOL_ORDER: "the tools came in another order",
     RecomputeReason.VARIABLES: "other template variables",
-    RecomputeReason.CUT: "messages before it are gone",
     RecomputeReason.THOUGHTS: "the chat template leaves out earlier thoughts",
     RecomputeReason.EVICTED: "it is no longer in memory, and was not read from disk",
     RecomputeReason.STATE: "the model can begin only where its layers' states or windows were kept",
@@ -36,7 +35,7 @@ _WORDS = {
     RecomputeReason.CACHE_OFF: "the request was kept out of the cache",
     RecomputeReason.SCORES: "the log-probabilities of the prompt were asked for",
 }
-"""What each means; of TEXT, the two texts say it."""
+"""What each means; of TEXT and CUT, the place and the two texts say it."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,10 @@ class CacheReport:
             rest = self.prompt_tokens - found
             new = f"; the other {rest:,} are new text" if rest >= 32 else ""
             return f"{found:,} of {self.prompt_tokens:,} tokens were found{disk}{new}"
-        words = [] if self.reason is RecomputeReason.TEXT else [_WORDS[self.reason]]
+        words = [_WORDS[self.reason]] if self.reason in _WORDS else []
         place = self._describe_place()
+        if self.reason is RecomputeReason.CUT:
+            place = f"messages before message {self.message} ({self.role}) are gone"
         if self.old or self.new:
             change = f"`{self.old}` became `{self.new}`"
             words.append(f"{place}: {change}" if place else change)

@@ -24,6 +24,8 @@ THINKING = "enable_thinking"
 EFFORT = "reasoning_effort"
 """The variable that says how much a model should think, in templates that have levels of it."""
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of message parts that are text."""
 
@@ -103,6 +105,12 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
 
     matches = get_close_matches(name, known_names, n=1, cutoff=0.7)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def check_role(role: str) -> None:
+    """Raise InvalidRequest if a role is nearly one of the usual ones. Any other may be known to a chat template."""
+    if role not in _ROLES and (meant := suggest_name(role, _ROLES)):
+        raise InvalidRequest(f"`role` is {role!r:.40}{meant}", field="role")
 
 
 def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:

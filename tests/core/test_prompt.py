@@ -32,6 +32,8 @@ def test_broken_text_becomes_question_marks_and_not_an_error() -> None:
 def test_what_is_no_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         tokenize(SharedTokenizer(BosTokenizer()), [{"role": "user"}, 3])
+    with pytest.raises(InvalidRequest, match="did you mean 'system'"):
+        tokenize(SharedTokenizer(BosTokenizer()), [{"role": "sytem", "content": "hi"}])
 
 
 def test_token_ids_need_no_tokenizer() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from cortexmlx.core.prompt import PromptSource
 from cortexmlx.core.prompt_history import MAX_PATHS, MAX_REPORTS, ModelVersion, PromptHistory
 from cortexmlx.types.cache_report import CacheReport, RecomputeReason
 from cortexmlx.types.request import QueuedRequest
@@ -24,11 +26,11 @@ class Letters:
 
 
 def tell(
-    history: PromptHistory, prompt: Any, client: str | None = "me", answer: Any = (7, 8), **found: int
+    history: PromptHistory, prompt: Any, client: str | None = "me", answer: Any = (7, 8), chat: Any = None, **found: int
 ) -> CacheReport:
     request = QueuedRequest(tuple(int(token) for token in prompt), SamplingParams(), client=client)
     tokenizer: Any = Letters()
-    trace = history.trace(request, None, tokenizer, VERSION)
+    trace = history.trace(request, chat, tokenizer, VERSION)
     cached = found.get("cached", trace.draft.known_tokens)
     return trace.finish(cached, 0, found.get("chain", cached), answer)
 
@@ -77,6 +79,27 @@ def test_the_conversation_whose_tokens_were_found_explains_the_rest() -> None:
     report = tell(history, np.where(np.arange(400) == 200, 2, first))
     assert (report.known_tokens, report.recomputed_tokens, report.character) == (200, 199, 200)
     assert report.new[16] == decoder.decode([2]) and report.old[16] == decoder.decode([first[200]])
+
+
+def tell_chat(history: PromptHistory, *messages: Any) -> CacheReport:
+    """Tell of a chat whose template writes the messages' tokens, one after the other."""
+
+    def render(messages: Sequence[Any]) -> str:
+        return "".join(message["content"] for message in messages)
+
+    said = [{"role": "user", "content": Letters().decode(tokens)} for tokens in messages]
+    return tell(history, np.concatenate(messages), chat=PromptSource(said, render(said), {}, render))
+
+
+def test_a_short_chat_that_begins_alike_hides_no_difference() -> None:
+    """The prompt leaves it near its end, and yet is no continuation of it."""
+    history, begin, old, new = PromptHistory(), text(1, 20), text(2, 100), text(3, 100)
+    tell_chat(history, text(4, 50), old, new)
+    tell_chat(history, begin, text(5, 10))
+    report = tell_chat(history, begin, old, new)
+    assert (report.known_tokens, report.recomputed_tokens, report.reason) == (20, 200, RecomputeReason.TEXT)
+    tell_chat(history, text(6, 40), text(7, 100))
+    assert tell_chat(history, begin, old, new, text(7, 100)).reason is None  # it goes on
 
 
 def test_what_was_found_is_not_computed_again() -> None:

@@ -251,6 +251,7 @@ def test_messages_that_were_cut_out(engine: Engine) -> None:
     assert (report.reason, report.message, report.role) == (RecomputeReason.CUT, 2, "user")
     begin = common(known, prompt)
     assert report.recomputed_tokens >= common(known[begin:][::-1], prompt[begin:][::-1])
+    assert str(report).startswith("messages before message 2 (user) are gone: `Which of the parsers")
     assert ask(engine, CONVERSATION[:2]).reason is None  # nothing that follows was known
 
 

@@ -20,6 +20,7 @@ from cortexmlx.protocols.history import (
     sanitize_text,
 )
 from cortexmlx.protocols.images import ImageParts
+from cortexmlx.types.messages import check_role
 from cortexmlx.types.request import Message
 
 _ID_FIELDS = ("name", "tool_call_id")
@@ -112,7 +113,8 @@ def _read_message(message: object, images: ImageParts | None, *, is_newest: bool
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
     fields = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
-    role = _ROLES.get(require_name("role", fields.get("role")), fields["role"])
+    check_role(require_name("role", fields.get("role")))
+    role = _ROLES.get(fields["role"], fields["role"])
     if is_newest and fields.get("content") is None:
         raise InvalidRequest("`content` is missing, which a user's message must have", field="content")
     thoughts = _read_thoughts(fields)

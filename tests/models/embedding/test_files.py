@@ -156,7 +156,7 @@ def test_modules_that_are_not_computed_are_refused_by_name(tmp_path: Path) -> No
 def test_a_model_without_these_files_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingRefused, match=r"has no modules\.json.*copy modules\.json.*Qwen3-Embedding"):
         read_embedding_settings("a model", tmp_path, {})
-    with pytest.raises(EmbeddingRefused, match="a GGUF file does not say"):
+    with pytest.raises(EmbeddingRefused, match="a GGUF file, which does not say"):
         read_embedding_settings("a model", tmp_path / "model.gguf", {})
 
 

@@ -118,6 +118,7 @@ def test_every_field_of_the_openai_packages_messages_is_read_or_refused_by_name(
         ([{"role": "assistant", "contnt": "x"}], "message 1: unknown field of a message: 'contnt'"),
         ([{"role": "user", "content": 7}], "message 1: `content` is 7, but must be a text"),
         ([{**USER, "name": 3}], "message 1: `name` is 3, but must be a text"),
+        ([USER, {"role": "sytem", "content": "hi"}], "message 2: `role` is 'sytem' (did you mean 'system'?)"),
         ([{"role": "us\0er", "content": "hi"}], "message 1: `role` holds a NUL or half of a surrogate pair"),
         ([{"role": "assistant", "tool_calls": 1}], "message 1: `tool_calls` must be a list of calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "message 1: `tool_calls` has one without a `function`"),
