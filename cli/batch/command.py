@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import threading
 from dataclasses import replace
@@ -46,7 +48,7 @@ class BatchStatusLine:
 
     - `done_before`: requests of the `total` that an earlier run finished. They count as done, but not for the time
       left.
-    - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
+    - `live`: False if the results may come to the same terminal, as from `| head`. No live line is then drawn there.
     """
 
     def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, done_before: int = 0) -> None:
@@ -55,7 +57,7 @@ class BatchStatusLine:
         self._done_before = done_before
         self._total = total
         self._status: Any = None
-        if console.is_terminal(sys.stderr) and (live or not sys.stdout.isatty()):
+        if console.is_terminal(sys.stderr) and live:
             from rich.status import Status
 
             self._status = Status("starting", console=console.stderr())
@@ -231,10 +233,9 @@ def batch(
                 in_order=ordered and not files.is_regular_file,
             )
             total = None if known_ids is None else len(known_ids.lines)
+            live = out_path != STDOUT or stat.S_ISREG(os.fstat(1).st_mode)
             try:
-                with BatchStatusLine(
-                    engine, run, done_before=len(files.done_keys), total=total, live=out_path != STDOUT
-                ):
+                with BatchStatusLine(engine, run, done_before=len(files.done_keys), total=total, live=live):
                     run.run()
             finally:
                 try:
@@ -258,7 +259,7 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
     """Print the run's summary on stderr: requests done now, done before, and left."""
     other_models = sorted(reader.models - {engine.info.name})
     if other_models:
-        console.print_note(f"requests name {', '.join(map(repr, other_models))}: {engine.info.name} answered them")
+        console.print_note(f"requests name {', '.join(map(repr, other_models))}: {engine.info.name} was asked")
     print_done_before(files)
     seconds = run.seconds
     rate = f", {run.tokens / seconds:.1f} tok/s" if run.tokens else ""
@@ -275,7 +276,9 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
         again = (
-            "--resume --retry-errors with a larger -n asks again" if files.is_regular_file else "-n allows more tokens"
+            "--resume --retry-errors asks again, with a larger -n or max_tokens of the line"
+            if files.is_regular_file
+            else "-n allows more tokens"
         )
         console.print_note(f"{subject} {FORM_CUT}: `notes` in OUT says which, and {again}")
     remaining_count = 0 if total is None else total - len(files.done_keys) - run.done_count

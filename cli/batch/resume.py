@@ -180,8 +180,8 @@ class BatchRunFile:
         if answered_keys:
             raise InvalidRequest(
                 f"the input has changed: {self._output.name} holds answers to what the requests named "
-                f"{_key_summary(answered_keys)} said before. Give changed requests ids of their own, or use --force to "
-                "begin again"
+                f"{_key_summary(answered_keys)} said before. Put these lines back as they were, and add the changed "
+                "ones after them (in JSON with new ids), or use --force to begin again"
             )
         if changed_keys:
             raise InvalidRequest(

@@ -80,7 +80,9 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     note = ["the answer ends before the form is whole: max_tokens ended it"]
     assert "notes" not in whole and cut["notes"] == cut["others"][0]["notes"] == note
     assert own["response"]["body"]["choices"][0]["notes"] == note
-    said = "`notes` in OUT says which, and --resume --retry-errors with a larger -n asks again"
+    said = (
+        "`notes` in OUT says which, and --resume --retry-errors asks again, with a larger -n or max_tokens of the line"
+    )
     assert f"3 answers end before the form is whole: {said}\n" in capsys.readouterr().err
     source.write_text(json.dumps(free))
     assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
@@ -129,7 +131,7 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api_and_it_is_said_wh
     assert [(c["index"], c["text"]) for c in choices] == [(0, "You said: hi"), (1, "You said: hi")]
     assert text["response"]["body"]["usage"]["completion_tokens"] == 6
     assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi"]
-    assert "cortexmlx: requests name 'gpt-3.5-turbo-0125': fake answered them\n" in capsys.readouterr().err
+    assert "cortexmlx: requests name 'gpt-3.5-turbo-0125': fake was asked\n" in capsys.readouterr().err
 
 
 def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(
