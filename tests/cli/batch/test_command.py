@@ -83,7 +83,7 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     said = (
         "`notes` in OUT says which, and --resume --retry-errors asks again, with a larger -n or max_tokens of the line"
     )
-    assert f"3 answers end before the form is whole: {said}\n" in capsys.readouterr().err
+    assert f"3 answers end before the form is whole: `notes` in OUT says {said}\n" in capsys.readouterr().err
     source.write_text(json.dumps(free))
     assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
     assert "notes" not in records(out)[0] and "form" not in capsys.readouterr().err
