@@ -80,9 +80,7 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     note = ["the answer ends before the form is whole: max_tokens ended it"]
     assert "notes" not in whole and cut["notes"] == cut["others"][0]["notes"] == note
     assert own["response"]["body"]["choices"][0]["notes"] == note
-    said = (
-        "`notes` in OUT says which, and --resume --retry-errors asks again, with a larger -n or max_tokens of the line"
-    )
+    said = "which, and --resume --retry-errors asks again, with a larger -n or max_tokens of the line"
     assert f"3 answers end before the form is whole: `notes` in OUT says {said}\n" in capsys.readouterr().err
     source.write_text(json.dumps(free))
     assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
