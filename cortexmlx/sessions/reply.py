@@ -91,8 +91,9 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
     """Iterates over the events of one answer. With the last one, which has the completion, the conversation gets the
     turn.
 
-    `cancel` ends the answer early, and its text so far is kept. `close`, the end of a `with`, an error and dropping the
-    reply cancel the request, and leave the conversation unchanged.
+    `cancel` ends the answer early, and its text so far is kept, once the reply is read on or its `with` is left.
+    Without `cancel`, the end of a `with` cancels the request and leaves the conversation unchanged, as `close`, an
+    error and dropping the reply do.
     """
 
     def __init__(self, started_turn: StartedTurn) -> None:
@@ -110,7 +111,7 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
         return self._record(event)
 
     def cancel(self) -> None:
-        """End the answer early. Continue to read, up to its completion. Safe from another thread."""
+        """End the answer early. Read on, up to its completion, or leave the `with`. Safe from another thread."""
         self._handle.cancel()
 
     @property
@@ -141,6 +142,9 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self.cancelling and not self.ended:
+            for _ in self:  # up to its completion, with which the text is kept
+                pass
         self.close()
 
 
@@ -166,7 +170,7 @@ class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
         return self._record(event)
 
     def cancel(self) -> None:
-        """End the answer early, also before its first word. Continue to read, up to its completion."""
+        """End the answer early, also before its first word. Read on, up to its completion, or leave the `with`."""
         self._pending_turn.is_cancelled = True
         if self._pending_turn.started_turn is not None:
             self._pending_turn.started_turn.handle.cancel()
@@ -192,4 +196,7 @@ class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self._pending_turn.is_cancelled and self._pending_turn.started_turn and not self.ended:
+            async for _ in self:
+                pass
         await self.aclose()

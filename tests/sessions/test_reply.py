@@ -80,6 +80,8 @@ def test_cancelling_keeps_what_there_is() -> None:
     reply.cancel()
     assert asked.cancelled == [7] and not reply.ended
     asked.finish()
+    with reply:  # a Stop button leaves it so
+        pass
     assert reply.result() is DONE and asked.kept == [DONE]
 
 
@@ -108,13 +110,15 @@ def test_the_same_for_asyncio() -> None:
             await reply.aclose()
             assert reply.ended
             return
-        asked.finish()
+        async with reply:
+            reply.cancel()
+            asked.finish()
         assert await reply.result() is DONE
 
     whole, closed = Asked(), Asked()
     asyncio.run(read(whole, closing=False))
     asyncio.run(read(closed, closing=True))
-    assert whole.kept == [DONE] and not whole.cancelled
+    assert whole.kept == [DONE] and whole.cancelled == [7]
     assert not closed.kept and closed.cancelled == [7]
 
 
