@@ -180,6 +180,7 @@ class Engine(NotCopyable):
         with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as results:
             for index, result in results:
                 if isinstance(result, CortexError):
+                    result.add_note(f"It is the error of prompts[{index}].")
                     raise result
                 answers[index] = result
         return [answers[index] for index in sorted(answers)]

@@ -279,8 +279,9 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
 
 def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
     with Engine(tiny("one layer"), kv_memory="512KB", max_rows=2) as engine:
-        with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        with pytest.raises(InvalidRequest, match="the prompt is empty") as refused:
             engine.generate_batch([*(tokens_of(5, seed=i) for i in range(20)), []], SamplingParams(max_tokens=20))
+        assert "prompts[20]" in refused.value.__notes__[0]
         finally_nothing_lost(engine)
 
 
