@@ -49,7 +49,7 @@ def checked_timeout(timeout: float | None, name: str = "timeout") -> float | Non
 def timeout_error(request: QueuedRequest, state: RequestState, generated_count: int) -> RequestTimeout:
     """Return the error for a request that has timed out with `generated_count` tokens."""
     return RequestTimeout(
-        f"the request was not finished after {round(request.timeout, 2):g} s: it was {state.value}, with {generated_count} "
+        f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated_count} "
         f"tokens for a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep "
         "what comes"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,12 +82,9 @@ def test_the_conversation_whose_tokens_were_found_explains_the_rest() -> None:
 
 def tell_chat(history: PromptHistory, *messages: Any) -> CacheReport:
     """Tell of a chat whose template writes the messages' tokens, one after the other."""
-
-    def render(messages: Sequence[Any]) -> str:
-        return "".join(message["content"] for message in messages)
-
     said = [{"role": "user", "content": Letters().decode(tokens)} for tokens in messages]
-    return tell(history, np.concatenate(messages), chat=PromptSource(said, render(said), {}, render))
+    source = PromptSource(said, "".join(each["content"] for each in said), {}, lambda _: "")
+    return tell(history, np.concatenate(messages), chat=source)
 
 
 def test_a_short_chat_that_begins_alike_hides_no_difference() -> None:
