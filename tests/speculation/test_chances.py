@@ -21,10 +21,9 @@ def test_an_unknown_source_is_worth_little_at_first_and_more_after_right_tokens(
 
 
 def test_chances_become_those_of_the_source() -> None:
-    chance = random.Random(1)
-    known = AcceptanceRates()
+    known, dice = AcceptanceRates(), random.Random(1)
     for _ in range(600):
-        known.record(ONE, SOURCE, chance.random() < 0.9)
+        known.record(ONE, SOURCE, dice.random() < 0.9)
     found = known.estimate(ONE, SOURCE, 16)
     assert found[0] == pytest.approx(0.9, abs=0.12)
     assert found[15] == pytest.approx(0.9**16, abs=0.2)
@@ -55,20 +54,25 @@ def test_the_first_token_after_a_gap_is_told_apart_from_one_that_follows_right_o
     known = AcceptanceRates()
     for _ in range(40):
         known.reset_streak(ONE)
-        known.record(ONE, SOURCE, False)
-        known.reset_streak(ONE)
-        for _ in range(10):
-            known.record(ONE, SOURCE, True)
+        for is_right in [False] + [True] * 10:
+            known.record(ONE, SOURCE, is_right)
     known.reset_streak(ONE)
     assert 0.3 < known.estimate(ONE, SOURCE, 1)[0] < 0.7
     known.record(ONE, SOURCE, True)
     assert known.estimate(ONE, SOURCE, 1)[0] > 0.9
 
 
+def test_a_head_is_known_by_the_place_in_its_guess_and_not_by_the_streak() -> None:
+    known = AcceptanceRates()
+    for _ in range(200):
+        known.record(ONE, SOURCE, True, place=0, keep_streak=True)
+        known.record(ONE, SOURCE, False, place=1, keep_streak=True)
+    first, second = known.estimate(ONE, SOURCE, 2, place=0)
+    assert first > 0.9 and second < 0.1
+
+
 def test_old_tokens_count_less() -> None:
     ratio = DecayingRate(10.0)
-    for _ in range(1000):
-        ratio.add(True)
-    for _ in range(20):
-        ratio.add(False)
+    for is_right in [True] * 1000 + [False] * 20:
+        ratio.add(is_right)
     assert ratio.mean(0.5, 0.0) < 0.15
