@@ -20,7 +20,7 @@ _MAX_QUOTED = 120
 _MAX_FIELD = 80
 _MAX_SEARCHED = 20_000
 
-_QUOTED = re.compile(r"""(?<![^\s(\[{:,=])(['"])((?:\\.|(?!\1)[^\\])*+)\1(?=[\s)\]}:,;.?]|$)""", re.DOTALL)
+_QUOTED = re.compile(r"""(?<![^\s(\[{:,=])(['"])((?:\\.|(?!\1)[^\\])*)\1(?=[\s)\]}:,;.?]|$)""", re.DOTALL)
 _UNBROKEN = re.compile(rf"\S{{{_MAX_QUOTED + 1},}}")
 _PATH = re.compile(r"(?<![\w:/.~])~?(?:/[\w.@+~-]+)+/([\w.@+~-]*)")
 _PANIC = re.compile(

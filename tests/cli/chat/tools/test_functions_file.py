@@ -55,7 +55,7 @@ def test_a_file_may_name_its_tools(tmp_path: Path) -> None:
         ("", "has no functions: define one with type hints"),
         ("def _f(): ...\nfrom os.path import basename", "has no functions"),
         ("def f(:", "is no Python file: line 1: "),
-        ("\0", "is no Python file: "),
+        ("\0", "source code string cannot contain null bytes"),
         ("import not_installed_here", "cannot be imported: ModuleNotFoundError: No module named 'not_installed_here'"),
         ("exit(3)", "cannot be imported: SystemExit: 3"),
         ("raise ValueError", "cannot be imported: ValueError$"),
