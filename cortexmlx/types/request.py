@@ -166,7 +166,7 @@ class Completion:
     notes: tuple[str, ...] = ()
     """What of a lenient schema, or of a tool's, was not enforced."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none, and no part of `text` either."""
+    """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none: without a grammar it is text."""
     stop_string: str | None = None
     """Which of `stop` ended the answer; None if none did."""
     cache_report: CacheReport | None = field(default=None, repr=False, compare=False)
