@@ -66,7 +66,7 @@ class DiskLoads:
         return True
 
     def release(self, job: Job) -> DiskLoad | None:
-        """Remove the load of a job that has begun or never will. Return it if other jobs may still wait for it."""
+        """Remove the load of a job that has begun or never will. Return it if others may wait: they ask again."""
         load = self._loads.pop(job.id, None)
         return load if load is not None and load.pieces is None else None
 
